@@ -1,0 +1,220 @@
+"""The shape of a sweep: plain dataclasses with types and defaults, one per group of conf/.
+
+Nothing here imports Hydra. sweep/compose.py turns YAML files and command-line overrides into these, so that a
+misspelt key or a wrong type fails before anything is launched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class ModelConfig:
+    """The model to serve. Facts left None are read from config.json when path is a local folder.
+
+    obtain: how to get the checkpoint, shown when path does not exist.
+    """
+
+    name: str = "???"
+    path: str = "???"
+    obtain: str = "name the folder of a Hugging Face checkpoint, or a hub id such as Qwen/Qwen3-32B"
+    args: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    num_hidden_layers: int | None = None
+    num_experts: int | None = None
+    is_moe: bool = False
+    weights_gib: float | None = None
+
+
+@dataclass
+class HardwareConfig:
+    """One node. device: "gpu" or "cpu". On a CPU a device is one slot that runs one deployment at a time."""
+
+    name: str = "???"
+    device: str = "gpu"
+    devices: int = 1
+    memory_gib: float | None = None
+    price_usd_per_device_hour: float = 0.0
+    price_note: str = ""
+
+
+@dataclass
+class LengthConfig:
+    """Token lengths: kind fixed (value), uniform (low, high), lognormal (median, sigma) or empirical (values)."""
+
+    kind: str = "fixed"
+    value: int | None = None
+    median: float | None = None
+    sigma: float | None = None
+    low: int | None = None
+    high: int | None = None
+    values: list[int] | None = None
+
+
+@dataclass
+class LoadsConfig:
+    """The load ladder of every launch: closed-loop concurrencies and open-loop request rates."""
+
+    concurrency: list[int] = field(default_factory=list)
+    request_rate_rps: list[float] = field(default_factory=list)
+    burstiness: float = 1.0
+
+
+@dataclass
+class WorkloadConfig:
+    """What the clients ask. Frozen for a study: every configuration sees the same requests."""
+
+    name: str = "???"
+    prompt_tokens: LengthConfig = field(default_factory=LengthConfig)
+    output_tokens: LengthConfig = field(default_factory=LengthConfig)
+    shared_prefix_tokens: int = 0
+    num_shared_prefixes: int = 1
+    temperature: float = 0.0
+    num_requests: int = 200
+    warmup_requests: int = 8
+    max_load_s: float = 300.0
+    request_timeout_s: float = 300.0
+    seed: int = 0
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
+    loads: LoadsConfig = field(default_factory=LoadsConfig)
+
+
+@dataclass
+class ParamConfig:
+    """One dimension of a search space; exactly one of choices, bundles, low/high. See search_spaces/README.md."""
+
+    choices: list[Any] | None = None
+    joint: list[str] | None = None
+    bundles: dict[str, Any] | None = None
+    # int or float: unions inside a dict of dataclasses trip OmegaConf 2.3, so space/params.py checks them
+    low: Any = None
+    high: Any = None
+    step: Any = None
+    log: bool = False
+    when: str | None = None
+
+
+@dataclass
+class SpaceConfig:
+    """What may vary. constraints are expressions over knobs, model.*, hardware.* that every configuration meets."""
+
+    name: str = "???"
+    params: dict[str, ParamConfig] = field(default_factory=dict)
+    constraints: list[str] = field(default_factory=list)
+
+
+@dataclass
+class ObjectivesConfig:
+    """metrics: names from results.metrics.METRICS; their directions are known there."""
+
+    metrics: list[str] = field(default_factory=lambda: ["cost_usd_per_mtok", "ttft_p99_ms", "quality_kl"])
+    reference_point: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class ConstraintsConfig:
+    """bounds such as "ttft_p99_ms<=2000" that reach the sampler; a point outside stays measured and visible."""
+
+    bounds: list[str] = field(default_factory=list)
+
+
+@dataclass
+class EngineSettings:
+    """How a deployment is launched. python: the interpreter that holds vLLM (None: the one running sweep)."""
+
+    kind: str = "vllm"
+    python: str | None = None
+    args: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    startup_timeout_s: float = 900.0
+    stop_timeout_s: float = 30.0
+
+
+@dataclass
+class ExecutorConfig:
+    """kind: local. max_parallel: launches at once (None: as many as the devices hold). retries: of transient causes."""
+
+    kind: str = "local"
+    max_parallel: int | None = None
+    retries: int = 1
+
+
+@dataclass
+class StorageConfig:
+    """dir: where study folders live. optuna: None for a journal file in the study folder, or a database URL."""
+
+    dir: str = "runs"
+    optuna: str | None = None
+
+
+@dataclass
+class SamplerConfig:
+    """kind: tpe, random, nsga2, gp, qmc or grid. startup_trials: random trials before a model is trusted."""
+
+    kind: str = "tpe"
+    seed: int = 0
+    startup_trials: int = 16
+
+
+@dataclass
+class BudgetConfig:
+    """The sweep ends at the first of these; None is no bound. usd counts every device of the node while it runs."""
+
+    trials: int | None = None
+    hours: float | None = None
+    usd: float | None = None
+
+
+@dataclass
+class QualityConfig:
+    """Agreement with the reference engine, once per numerics fingerprint. reference_args: what makes it unquantized."""
+
+    enabled: bool = True
+    num_prompts: int = 16
+    prompt_tokens: int = 256
+    top_logprobs: int = 20
+    concurrency: int = 8
+    seed: int = 0
+
+
+@dataclass
+class ProofConfig:
+    """Limits beyond which a point is quarantined: measured, visible, never on the front.
+
+    max_loop_lag_ms, max_loop_lag_share: the client is too slow to trust when the p99 of its event-loop delay exceeds
+    both the milliseconds and that share of the median TTFT. max_unexpected_hit_rate: prefix-cache hits above what
+    the workload itself shares.
+    """
+
+    max_loop_lag_ms: float = 5.0
+    max_loop_lag_share: float = 0.05
+    max_unexpected_hit_rate: float = 0.05
+
+
+@dataclass
+class SweepConfig:
+    """Everything a sweep needs to know, resolved."""
+
+    study: str = "???"
+    model: ModelConfig = field(default_factory=ModelConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    space: SpaceConfig = field(default_factory=SpaceConfig)
+    objectives: ObjectivesConfig = field(default_factory=ObjectivesConfig)
+    constraints: ConstraintsConfig = field(default_factory=ConstraintsConfig)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    quality: QualityConfig = field(default_factory=QualityConfig)
+    proof: ProofConfig = field(default_factory=ProofConfig)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dicts, as written to study.json."""
+        return asdict(self)

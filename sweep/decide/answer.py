@@ -1,0 +1,204 @@
+"""What a pick answers: the chosen point with its reasons, or the nearest miss, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sweep.decide.sla import Bound, Sla
+from sweep.decide.wording import engine_text, load_text, plural, point_value_text, value_text
+from sweep.engine.engine_args import EngineConfig
+from sweep.results.metrics import Metric
+from sweep.results.points import OperatingPoint
+
+
+@dataclass(frozen=True)
+class BoundReport:
+    """One bound at the chosen point. relaxed: the best point without it, None if that gains nothing."""
+
+    bound: Bound
+    value: float
+    relaxed: OperatingPoint | None
+
+
+@dataclass(frozen=True, repr=False)
+class PickResult:
+    """The chosen point and the reasons. runner_up: the best feasible point of another engine config."""
+
+    feasible: ClassVar[bool] = True
+    target: Metric
+    sla: Sla
+    chosen: OperatingPoint
+    runner_up: OperatingPoint | None
+    why: tuple[str, ...]
+    bounds: tuple[BoundReport, ...]
+    ties: tuple[OperatingPoint, ...]
+    n_feasible: int
+    n_measured: int
+    shared: Mapping[str, Any]
+
+    @property
+    def command(self) -> str:
+        """The exact `vllm serve` line of the chosen point."""
+        return EngineConfig.from_dict(self.chosen.engine).serve_command()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
+        return {
+            "feasible": True,
+            "target": self.target.name,
+            "direction": self.target.direction,
+            "sla": str(self.sla),
+            "chosen": point_dict(self.chosen),
+            "runner_up": point_dict(self.runner_up) if self.runner_up else None,
+            "why": list(self.why),
+            "bounds": [
+                {
+                    "metric": b.bound.metric,
+                    "op": b.bound.op,
+                    "bound": b.bound.value,
+                    "value": b.value,
+                    "binding": b.relaxed is not None,
+                    "target_without_it": b.relaxed.metrics[self.target.name] if b.relaxed else None,
+                    "point_without_it": b.relaxed.point_id if b.relaxed else None,
+                }
+                for b in self.bounds
+            ],
+            "ties": [p.point_id for p in self.ties],
+            "n_feasible": self.n_feasible,
+            "n_measured": self.n_measured,
+            "command": self.command,
+        }
+
+    def text(self) -> str:
+        """For a terminal, without colour."""
+        lines = [*_point_lines("Pick", self.chosen, self.target, self.sla, self.shared), "", "Why"]
+        lines += [f"  - {sentence}" for sentence in self.why]
+        if self.bounds:
+            lines += ["", "What each bound costs"]
+            lines += [f"  {_bound_text(b, self.target, self.chosen, self.shared)}" for b in self.bounds]
+        if self.runner_up is not None:
+            lines += ["", *_point_lines("Runner-up", self.runner_up, self.target, self.sla, self.shared)]
+        return "\n".join([*lines, "", "Run it", f"  {self.command}"])
+
+    def __repr__(self) -> str:
+        return self.text()
+
+
+@dataclass(frozen=True)
+class Miss:
+    """One bound at the nearest point. relative: miss / bound, 0 if met. best: the best value at any point."""
+
+    bound: Bound
+    value: float
+    relative: float
+    best: float
+
+
+@dataclass(frozen=True, repr=False)
+class Infeasible:
+    """No measured point meets the SLA. nearest: the point whose largest relative miss is smallest."""
+
+    feasible: ClassVar[bool] = False
+    target: Metric
+    sla: Sla
+    nearest: OperatingPoint
+    misses: tuple[Miss, ...]
+    enough_to_drop: tuple[Bound, ...]
+    n_candidates: int
+    n_measured: int
+    shared: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
+        return {
+            "feasible": False,
+            "target": self.target.name,
+            "direction": self.target.direction,
+            "sla": str(self.sla),
+            "nearest": point_dict(self.nearest),
+            "misses": [
+                {
+                    "metric": m.bound.metric,
+                    "op": m.bound.op,
+                    "bound": m.bound.value,
+                    "value": m.value,
+                    "relative_miss": m.relative,
+                    "best_of_any_point": m.best,
+                }
+                for m in self.misses
+            ],
+            "enough_to_drop": [str(b) for b in self.enough_to_drop],
+            "n_candidates": self.n_candidates,
+            "n_measured": self.n_measured,
+        }
+
+    def text(self) -> str:
+        """For a terminal, without colour."""
+        lines = [f"Infeasible: of {plural(self.n_candidates, 'measured point')} none meets {self.sla}"]
+        if self.n_measured > self.n_candidates:
+            lacking = plural(self.n_measured - self.n_candidates, "more point")
+            lines.append(f"({lacking} took no part: a metric asked for was not measured there)")
+        lines.append("")
+        lines += [
+            *_point_lines("Nearest", self.nearest, self.target, self.sla, self.shared),
+            "",
+            "Bounds there",
+        ]
+        for m in self.misses:
+            state = "met" if m.bound.meets(m.value) else f"missed by {_percent(m.relative)}"
+            best = value_text(m.bound.metric, m.best)
+            lines.append(f"  {m.bound}: {state} ({value_text(m.bound.metric, m.value)}; best of any point {best})")
+        if self.enough_to_drop:
+            lines += ["", f"Dropping one of these is enough: {', '.join(map(str, self.enough_to_drop))}"]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return self.text()
+
+
+def point_dict(point: OperatingPoint) -> dict[str, Any]:
+    """One operating point as plain JSON values, with its `vllm serve` line."""
+    return {
+        "point_id": point.point_id,
+        "config_hash": point.config_hash,
+        "engine": dict(point.engine),
+        "load": dict(point.load),
+        "load_label": point.load_label,
+        "devices": point.devices,
+        "n_repeats": point.n_repeats,
+        "metrics": dict(point.metrics),
+        "sd": dict(point.sd),
+        "command": EngineConfig.from_dict(point.engine).serve_command(),
+    }
+
+
+def _point_lines(title: str, point: OperatingPoint, target: Metric, sla: Sla, shared: Mapping[str, Any]) -> list[str]:
+    names = dict.fromkeys([target.name, *(b.metric for b in sla.bounds), "output_throughput_tok_s"])
+    width = max(len(name) for name in names)
+    return [
+        f"{title}: {point.point_id}",
+        f"  engine  {engine_text(point, shared)}",
+        f"  load    {point.load_label}: {load_text(point.load)} on {plural(point.devices, 'device')}",
+        *(f"  {name:<{width}}  {point_value_text(point, name)}" for name in names),
+    ]
+
+
+def _bound_text(report: BoundReport, target: Metric, chosen: OperatingPoint, shared: Mapping[str, Any]) -> str:
+    bound = report.bound
+    spare = abs(bound.value - report.value) / abs(bound.value) if bound.value else 0.0
+    here = f"{bound}: here {point_value_text(chosen, bound.metric)}, {_percent(spare)} to spare"
+    if report.relaxed is None:
+        return f"{here}; costs nothing, dropping it would change nothing"
+    change = "lower" if target.direction == "minimize" else "raise"
+    there = report.relaxed
+    return (
+        f"{here}; dropping this bound would {change} {target.name} "
+        f"from {point_value_text(chosen, target.name)} to {point_value_text(there, target.name)} "
+        f"({engine_text(there, shared)} at {there.load_label}, {bound.metric} {point_value_text(there, bound.metric)})"
+    )
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.2g} %" if 0 < fraction < 0.1 else f"{100 * fraction:.0f} %"

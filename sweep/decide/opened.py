@@ -1,0 +1,210 @@
+"""A study folder opened for reading, running or finished: tables, front, figure and pick."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sweep.decide.answer import Infeasible, PickResult
+from sweep.decide.pick import pick
+from sweep.decide.sla import Sla, parse_sla
+from sweep.errors import StudyError
+from sweep.results.front import Hypervolume, hypervolume
+from sweep.results.metrics import METRICS, get_metric
+from sweep.results.points import (
+    OperatingPoint,
+    cell,
+    failures,
+    nullable,
+    operating_points,
+    points_frame,
+    settings,
+)
+from sweep.results.records import LaunchRecord, Record, RecordStore
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+STUDY_FILE = "study.json"
+_LAUNCH = (
+    "launch_id", "config_hash", "fingerprint", "purpose", "devices", "device_ids", "state", "cause", "detail",
+    "transient", "attempt", "startup_s", "duration_s", "started_at", "finished_at", "vllm_version", "log",
+)  # fmt: skip
+_FAILURES = ("cause", "subject", "points", "recovered", "launches", "transient", "detail", "engine", "log")
+
+
+@dataclass(frozen=True, repr=False)
+class Study:
+    """One moment of a study: what its files held when it was opened. `refresh()` reads them again."""
+
+    path: Path
+    meta: Mapping[str, Any]
+    records: tuple[Record, ...]
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return str(self.meta.get("study", self.path.name))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration the study runs with."""
+        return dict(self.meta.get("config", {}))
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """The metrics the study optimizes."""
+        return tuple(self.meta.get("objectives", ()))
+
+    @cached_property
+    def operating_points(self) -> list[OperatingPoint]:
+        """The points as plain objects (no pandas)."""
+        return operating_points(self.records)
+
+    @cached_property
+    def points(self) -> pd.DataFrame:
+        """One row for each operating point; the columns are described in results.points.points_frame."""
+        return points_frame(self.records, self.objectives)
+
+    def front(self, objectives: Sequence[str] | None = None) -> pd.DataFrame:
+        """The rows of `points` on the front of these metrics (default: the study's), sorted by them."""
+        chosen = list(objectives or self.objectives)
+        frame = points_frame(self.records, chosen)
+        rows = frame[frame["on_front"]]
+        if chosen:
+            rows = rows.sort_values(chosen, ascending=[get_metric(o).direction == "minimize" for o in chosen])
+        return rows.reset_index(drop=True)
+
+    def plot_front(self, objectives: Sequence[str] | None = None, color: str | None = None) -> go.Figure:
+        """Interactive figure of two metrics; a third one given, or `color`, is shown as colour.
+
+        color: a metric, an engine argument such as "max_num_seqs", or "load".
+        """
+        from sweep.decide.plots import front_figure
+
+        chosen = list(objectives or self.objectives)
+        chosen += [name for name in ("cost_usd_per_mtok", "output_throughput_tok_s") if name not in chosen]
+        wanted = len(objectives or self.objectives)
+        if color is None and wanted > 2:
+            color = chosen[2]
+        return front_figure(
+            self.operating_points,
+            chosen[0],
+            chosen[1],
+            color=color or "load",
+            objectives=chosen[: max(2, wanted)],
+        )
+
+    def pick(
+        self, sla: str | Sla | None = None, *, minimize: str | None = None, maximize: str | None = None
+    ) -> PickResult | Infeasible:
+        """The best measured point that meets the SLA; the target defaults to the study's first objective."""
+        if minimize is None and maximize is None and self.objectives:
+            first = get_metric(self.objectives[0])
+            minimize, maximize = (first.name, None) if first.direction == "minimize" else (None, first.name)
+        bounds = parse_sla(sla) if isinstance(sla, str) else sla or Sla()
+        return pick(self.operating_points, bounds, minimize=minimize, maximize=maximize)
+
+    def hypervolume(self, reference_point: Mapping[str, float] | None = None) -> Hypervolume | None:
+        """Hypervolume of the study's front with the reference point used; None while nothing is measured."""
+        return hypervolume(self.operating_points, self.objectives, reference_point)
+
+    @property
+    def failures(self) -> pd.DataFrame:
+        """One row for each cause: points hit, how many were measured after a retry, and evidence."""
+        import pandas as pd
+
+        rows = [
+            {
+                **{name: getattr(f, name) for name in _FAILURES},
+                "launches": len(f.launches),
+                "engine": cell(f.engine),
+            }
+            for f in failures(self.records)
+        ]
+        return pd.DataFrame(rows, columns=pd.Index(_FAILURES))
+
+    @property
+    def launches(self) -> pd.DataFrame:
+        """One row for each launch, in order; durations in seconds, engine settings as in `points`."""
+        import pandas as pd
+
+        rows = []
+        for record in self.records:
+            if isinstance(record, LaunchRecord):
+                row = {name: cell(getattr(record, name)) for name in _LAUNCH}
+                rows.append(row | {name: cell(value) for name, value in settings(record.engine).items()})
+        engine = sorted({name for row in rows for name in row} - {*_LAUNCH, "model"})
+        frame = pd.DataFrame(rows, columns=pd.Index([*_LAUNCH, "model", *engine]))
+        return nullable(frame.astype({"startup_s": "float64", "duration_s": "float64"}), engine)
+
+    def export(self, path: str | Path) -> Path:
+        """Write `points` as .csv or .parquet, by suffix. Raises StudyError for another suffix."""
+        path = Path(path)
+        if path.suffix not in (".csv", ".parquet"):
+            raise StudyError(f"cannot export to '{path.name}'", "name a file that ends in .csv or .parquet")
+        if not path.parent.is_dir():
+            raise StudyError(f"folder '{path.parent}' does not exist", "create it, or export to another place")
+        frame = self.points
+        if path.suffix == ".csv":
+            frame.to_csv(path, index=False)
+        else:
+            # args.compilation_config may hold text and numbers; a Parquet column has one type.
+            mixed = [
+                str(c)
+                for c in frame
+                if frame[c].dtype == object and frame[c].map(type, na_action="ignore").nunique() > 1
+            ]
+            frame.assign(**{c: frame[c].map(str, na_action="ignore") for c in mixed}).to_parquet(path, index=False)
+        return path
+
+    def refresh(self) -> Study:
+        """The same study as its files are now."""
+        return open_study(self.path)
+
+    def __repr__(self) -> str:
+        points = self.operating_points
+        measured = sum(p.state == "measured" for p in points)
+        return f"<Study {self.name}: {len(points)} operating points, {measured} measured>"
+
+
+def open_study(path: str | Path) -> Study:
+    """Open a study folder. Raises StudyError if it is missing, is not a study, or cannot be read."""
+    path = Path(path)
+    file = path / STUDY_FILE
+    if not path.exists():
+        raise StudyError(f"no study at '{path}'", _studies_near(path))
+    if not file.is_file():
+        raise StudyError(f"'{path}' is not a study folder: it has no {STUDY_FILE}", _studies_near(path))
+    try:
+        meta = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(meta, dict):
+            raise ValueError("it does not hold a JSON object")
+    except (OSError, ValueError) as error:
+        raise StudyError(
+            f"cannot read {file}: {error}",
+            "restore the file from a backup; the measurements in records.jsonl beside it are a separate file",
+        ) from error
+    unknown = [name for name in meta.get("objectives", ()) if name not in METRICS]
+    if unknown:
+        raise StudyError(
+            f"{file} names objectives this sweep does not know: {', '.join(unknown)}",
+            "open it with the sweep version that wrote it (see 'versions' in the file)",
+        )
+    try:
+        return Study(path, meta, tuple(RecordStore(path).read()))
+    except OSError as error:
+        raise StudyError(f"cannot read the records of '{path}': {error}", "check the folder's permissions") from error
+
+
+def _studies_near(path: Path) -> str:
+    """Name the studies a person may have meant: inside the path, or beside it."""
+    for folder in (path, path.parent, Path("runs")):
+        if folder.is_dir() and (found := sorted(str(f.parent) for f in folder.glob(f"*/{STUDY_FILE}"))):
+            return f"studies there: {', '.join(found[:8])}"
+    return "give the folder that `sweep run` printed, usually runs/<study>"

@@ -1,0 +1,91 @@
+"""The front and the status as text for a terminal, and as plain JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sweep.decide.answer import point_dict
+from sweep.decide.opened import Study
+from sweep.decide.wording import engine_text, plural, shared_settings
+from sweep.results.front import front, ineligible
+from sweep.results.metrics import get_metric
+from sweep.results.points import OperatingPoint, failures
+from sweep.results.status import duration_text
+
+_ALSO_SHOWN = ("output_throughput_tok_s", "itl_p50_ms")
+
+
+def front_points(study: Study, objectives: Sequence[str] | None) -> tuple[list[OperatingPoint], list[str]]:
+    """The front in order of its first objective, best first, and the objectives used."""
+    names = list(objectives or study.objectives)
+    metric = get_metric(names[0])
+    points = front(study.operating_points, names)
+    return sorted(points, key=lambda p: metric.sign * p.metrics[names[0]]), names
+
+
+def front_text(study: Study, objectives: Sequence[str] | None = None) -> str:
+    """The front as a table; then what is missing from it and why."""
+    points, names = front_points(study, objectives)
+    all_points = study.operating_points
+    columns = [*names, *(m for m in _ALSO_SHOWN if m not in names)]
+    shared = shared_settings(all_points)
+    rows = [["load", *columns, "engine"]]
+    for p in points:
+        numbers = ["" if (v := p.metrics.get(c)) is None else f"{v:.4g}" for c in columns]
+        baseline = " (vLLM's defaults)" if p.purpose == "baseline" else ""
+        rows.append([p.load_label, *numbers, engine_text(p, shared) + baseline])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    table = ["  ".join([*(c.rjust(w) for c, w in zip(r, widths, strict=False)), r[-1]]).rstrip() for r in rows]
+    measured = sum(p.state == "measured" for p in all_points)
+    title = f"Pareto front of {', '.join(names)}: {len(points)} of {plural(measured, 'measured point')}"
+    lines = [title, *table] if points else [title]
+    without = [(p, why) for p, why in ineligible(all_points, names) if p.state == "measured"]
+    if without:
+        lines.append(f"not on any front: {plural(len(without), 'measured point')}, for example {without[0][1]}")
+    lines += [_failure_line(f.cause, f.points, f.recovered, f.detail) for f in failures(study.records)]
+    return "\n".join(lines)
+
+
+def front_dict(study: Study, objectives: Sequence[str] | None = None) -> dict[str, Any]:
+    """The front as plain JSON values."""
+    points, names = front_points(study, objectives)
+    return {
+        "study": study.name,
+        "objectives": [{"metric": n, "direction": get_metric(n).direction} for n in names],
+        "front": [point_dict(p) for p in points],
+        "ineligible": [{"point_id": p.point_id, "reason": why} for p, why in ineligible(study.operating_points, names)],
+    }
+
+
+def status_text(study: Study, status: Mapping[str, Any] | None) -> str:
+    """What the study is doing, for people."""
+    if status is None:
+        return f"{study.name}: nothing was run yet"
+    counts = status["counts"]
+    state = f"running (process {status['pid']})" if status["state"] == "running" else status["state"]
+    if status["state"] == "died":
+        state = "stopped without finishing; the same `sweep run` command continues it"
+    spent = f"{status['hours_spent']:.2f} h, {status['usd_spent']:.2f} USD"
+    lines = [
+        f"{study.name}: {state}",
+        f"  points    {counts['measured']} measured, {counts['failed']} failed, {counts['quarantined']} quarantined"
+        f"; {plural(counts['configs'], 'configuration')} in {plural(counts['launches'], 'launch')}",
+        f"  spent     {spent}",
+    ]
+    if status["eta_s"] is not None:
+        lines.append(f"  ETA       {duration_text(status['eta_s'])}")
+    if status["stop_reason"]:
+        lines.append(f"  ended     {status['stop_reason']}")
+    for job in status["jobs"]:
+        running = duration_text(job["running_s"])
+        lines.append(f"  now       {job['launch_id']}: {job['phase']} ({running}): {job['config']}")
+    for name, best in status["best"].items():
+        lines.append(f"  best      {name} {best['value']:.4g}: {best['config']} at {best['load']}")
+    lines += ["  " + _failure_line(f.cause, f.points, f.recovered, f.detail) for f in failures(study.records)]
+    return "\n".join(lines)
+
+
+def _failure_line(cause: str, points: int, recovered: int, detail: str | None) -> str:
+    mended = f", {recovered} measured after a retry" if recovered else ""
+    return f"failed    {cause}: {plural(points, 'point')}{mended}: {(detail or 'no detail')[:160]}"

@@ -1,0 +1,190 @@
+"""One launch, station by station: start, corpus, quality, load ladder. Facts leave as events the moment they exist."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from sweep.engine.failures import FailureCause, LaunchFailure
+from sweep.engine.server import Server
+from sweep.launch.proof import broken_proof
+from sweep.launch.spec import LaunchSpec, logprobs_path
+from sweep.measure import quality as quality_measure
+from sweep.measure.load import measure_load
+from sweep.measure.workload import Load, RequestSet, WorkloadSpec, build_requests, tokenize_corpus
+from sweep.results.records import PointRecord, PointState, Record
+
+WORKLOAD_DIR = "workload"
+CORPUS_FILE = "corpus.npy"
+
+
+class EventSink(Protocol):
+    """Where facts go; launch/worker.py writes them to events.jsonl."""
+
+    def write(self, event: str, **data: Any) -> None: ...
+
+    def record(self, record: Record) -> None: ...
+
+
+def run_launch(spec: LaunchSpec, server: Server, events: EventSink) -> LaunchFailure | None:
+    """Everything between start and stop. Returns what ended the launch early, or None; the caller stops the server."""
+    loads = [Load.from_dict(load) for load in spec.loads]
+    events.write("phase", phase="starting")
+    began = _now()
+    try:
+        server.start()
+    except LaunchFailure as failure:
+        for load in loads:
+            events.record(_point(spec, load, began, "failed", failure=failure))
+        return failure
+    events.write("phase", phase="preparing requests")
+    corpus = _corpus(spec, server)
+    workload = WorkloadSpec.from_dict(spec.workload)
+    requests = build_requests(workload, corpus, draw=spec.repeat)
+    events.write("facts", facts={"workload_checksum": requests.checksum, "vllm_version": server.vllm_version})
+    if spec.quality is not None:
+        failure_or_none = _measure_quality(spec, server, corpus, events)
+        if failure_or_none is not None:
+            return failure_or_none
+    for load in loads:
+        events.write("phase", phase=f"load {load.label}")
+        failure_or_none = _measure_point(spec, server, workload, requests, load, events)
+        if failure_or_none is not None:
+            return failure_or_none
+    return None
+
+
+def _measure_point(
+    spec: LaunchSpec, server: Server, workload: WorkloadSpec, requests: RequestSet, load: Load, events: EventSink
+) -> LaunchFailure | None:
+    """One operating point. A failure that leaves the server dead ends the launch; others are facts of this point."""
+    began = _now()
+    raw = spec.folder / f"{load.label}-r{spec.repeat}.parquet"
+    try:
+        server.reset_prefix_cache()
+        result = measure_load(
+            server.base_url,
+            server.served_model,
+            workload,
+            load,
+            requests,
+            raw,
+            devices=spec.devices,
+            price_usd_per_device_hour=spec.price_usd_per_device_hour,
+        )
+    except LaunchFailure as failure:
+        death = server.died()
+        events.record(_point(spec, load, began, "failed", failure=death or failure))
+        return death or (failure if failure.cause is FailureCause.load_timeout else None)
+    death = server.died()
+    if death is not None:
+        events.record(_point(spec, load, began, "failed", failure=death))
+        return death
+    broken = broken_proof(result, spec.proof)
+    events.record(
+        _point(
+            spec,
+            load,
+            began,
+            "measured" if broken is None else "quarantined",
+            failure=broken,
+            metrics={**result.metrics, "startup_s": server.startup_s},
+            raw=str(raw.relative_to(spec.study_dir)),
+        )
+    )
+    return None
+
+
+def _corpus(spec: LaunchSpec, server: Server) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Token ids of the corpus under the served tokenizer, made once for a study: every launch asks the same text."""
+    path = Path(spec.study_dir) / WORKLOAD_DIR / CORPUS_FILE
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_name(f"{spec.launch_id}.tmp.npy")
+        np.save(temporary, tokenize_corpus(server.base_url, server.served_model))
+        temporary.replace(path)
+    tokens: np.ndarray[Any, np.dtype[np.int64]] = np.load(path)
+    return tokens
+
+
+def _measure_quality(
+    spec: LaunchSpec, server: Server, corpus: np.ndarray[Any, np.dtype[np.int64]], events: EventSink
+) -> LaunchFailure | None:
+    """Log-probabilities of this fingerprint into the study folder, from the shared cache where it has them.
+
+    The reference is measured twice, batched and one request at a time: their difference is the noise floor.
+    """
+    assert spec.quality is not None
+    values = {k: v for k, v in spec.quality.items() if k != "enabled"}
+    engine = spec.engine_config
+    try:
+        for repeat in (False, True) if spec.is_reference else (False,):
+            events.write("phase", phase="quality, reference again" if repeat else "quality")
+            quality_spec = quality_measure.QualitySpec(**{**values, **({"concurrency": 1} if repeat else {})})
+            prompts = quality_measure.quality_prompts([int(t) for t in corpus], quality_spec)
+            cached = quality_measure.cache_path(
+                prompts,
+                quality_spec,
+                model=engine.model,
+                fingerprint=f"{engine.fingerprint}{'-repeat' if repeat else ''}",
+                engine_version=server.vllm_version or "unknown",
+                device=spec.device_name,
+            )
+            if quality_measure.load_logprobs(cached) is None:
+                server.reset_prefix_cache()
+                measured = quality_measure.measure_logprobs(server.base_url, server.served_model, prompts, quality_spec)
+                quality_measure.save_logprobs(cached, measured)
+            target = logprobs_path(Path(spec.study_dir), engine.fingerprint, repeat)
+            target.parent.mkdir(exist_ok=True)
+            temporary = target.with_name(f".{spec.launch_id}-{target.name}")
+            shutil.copyfile(cached, temporary)
+            temporary.replace(target)
+    except LaunchFailure as failure:
+        death = server.died()
+        found = death or failure
+        events.write("quality_failed", cause=found.cause.value, detail=found.detail)
+        return death
+    events.write("quality")
+    return None
+
+
+def _point(
+    spec: LaunchSpec,
+    load: Load,
+    started_at: str,
+    state: PointState,
+    *,
+    failure: LaunchFailure | None = None,
+    metrics: dict[str, float | None] | None = None,
+    raw: str | None = None,
+) -> PointRecord:
+    engine = spec.engine_config
+    return PointRecord(
+        point_id=f"{spec.launch_id}-{load.label}-r{spec.repeat}",
+        launch_id=spec.launch_id,
+        config_hash=engine.hash,
+        fingerprint=engine.fingerprint,
+        engine=spec.engine,
+        load=load.to_dict(),
+        load_label=load.label,
+        params=spec.params,
+        purpose=spec.purpose,
+        devices=spec.devices,
+        state=state,
+        cause=None if failure is None else failure.cause.value,
+        detail=None if failure is None else failure.detail,
+        transient=failure is not None and failure.cause.transient,
+        metrics=metrics or {},
+        repeat=spec.repeat,
+        started_at=started_at,
+        finished_at=_now(),
+        raw=raw,
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

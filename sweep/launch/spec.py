@@ -1,0 +1,144 @@
+"""What one launch is asked to do: everything its process needs, as one JSON file that can be read again later."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from sweep.config import SweepConfig
+from sweep.engine.engine_args import EngineConfig
+from sweep.measure.workload import Load
+from sweep.results.records import Purpose
+from sweep.space.rules import parallel_devices
+
+LAUNCHES_DIR = "launches"
+SPEC_FILE = "spec.json"
+EVENTS_FILE = "events.jsonl"
+SERVER_LOG = "server.log"
+WORKER_LOG = "worker.log"
+WORKER_LOCK = "worker.lock"
+QUALITY_DIR = "quality"
+CONTROLLER_PID = "SWEEP_CONTROLLER_PID"
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """One start-to-stop life of a deployment.
+
+    loads: the part of the ladder to measure, in order. workload, quality, proof: plain dicts of the config groups;
+    quality is None when this launch shall not measure it. is_reference: its numerics are the study's reference, which
+    is measured twice. devices: how many the deployment occupies; the executor fills in device_ids and device_env.
+    """
+
+    launch_id: str
+    study_dir: str
+    purpose: Purpose
+    attempt: int
+    params: Mapping[str, Any] | None
+    engine: Mapping[str, Any]
+    loads: tuple[Mapping[str, Any], ...]
+    repeat: int
+    python: str
+    startup_timeout_s: float
+    stop_timeout_s: float
+    workload: Mapping[str, Any]
+    quality: Mapping[str, Any] | None
+    is_reference: bool
+    proof: Mapping[str, Any]
+    devices: int
+    device_name: str
+    price_usd_per_device_hour: float
+    device_ids: tuple[int, ...] = ()
+    device_env: Mapping[str, str] | None = None
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.study_dir) / LAUNCHES_DIR / self.launch_id
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig.from_dict(self.engine)
+
+    def on_devices(self, ids: tuple[int, ...], env: Mapping[str, str]) -> LaunchSpec:
+        return replace(self, device_ids=ids, device_env=dict(env))
+
+    def write(self) -> Path:
+        """Save as spec.json in the launch's folder; its presence is the promise that this launch was begun."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / SPEC_FILE
+        path.write_text(json.dumps(asdict(self), indent=1))
+        return path
+
+
+def read_spec(path: Path) -> LaunchSpec:
+    data = json.loads(path.read_text())
+    known = {f.name for f in fields(LaunchSpec)}
+    values = {k: v for k, v in data.items() if k in known}
+    return LaunchSpec(**{**values, "loads": tuple(values["loads"]), "device_ids": tuple(values["device_ids"])})
+
+
+def make_spec(
+    config: SweepConfig,
+    study_dir: Path,
+    *,
+    launch_id: str,
+    engine: EngineConfig,
+    params: Mapping[str, Any] | None,
+    purpose: Purpose,
+    attempt: int,
+    loads: Sequence[Load],
+    measure_quality: bool,
+    is_reference: bool,
+) -> LaunchSpec:
+    """The launch of one engine config under the settings of this sweep."""
+    return LaunchSpec(
+        launch_id=launch_id,
+        study_dir=str(study_dir),
+        purpose=purpose,
+        attempt=attempt,
+        params=params,
+        engine=engine.to_dict(),
+        loads=tuple(load.to_dict() for load in loads),
+        repeat=0,
+        python=config.engine.python or sys.executable,
+        startup_timeout_s=config.engine.startup_timeout_s,
+        stop_timeout_s=config.engine.stop_timeout_s,
+        workload=asdict(config.workload),
+        quality=asdict(config.quality) if measure_quality else None,
+        is_reference=is_reference,
+        proof=asdict(config.proof),
+        devices=devices_needed(config, engine),
+        device_name=config.hardware.name,
+        price_usd_per_device_hour=config.hardware.price_usd_per_device_hour,
+    )
+
+
+def build_engine(config: SweepConfig, settings: Mapping[str, Any]) -> EngineConfig:
+    """Knob settings over the model's and the engine's own arguments. Upper-case knobs are environment variables."""
+    args = {**config.model.args, **config.engine.args}
+    env = {**config.model.env, **config.engine.env}
+    model = config.model.path
+    for knob, value in settings.items():
+        if knob == "model":
+            model = str(value)
+        elif knob.isupper():
+            env[knob] = str(value)
+            if value is None:
+                del env[knob]
+        else:
+            args[knob] = value
+    return EngineConfig(model, {k: v for k, v in args.items() if v is not None}, env)
+
+
+def devices_needed(config: SweepConfig, engine: EngineConfig) -> int:
+    """Devices a deployment occupies. A CPU slot runs any parallel layout by itself."""
+    return 1 if config.hardware.device == "cpu" else parallel_devices(engine.args)
+
+
+def logprobs_path(study_dir: Path, fingerprint: str, repeat: bool = False) -> Path:
+    """Where a launch leaves its quality measurement; repeat: the reference's second one, for the noise floor."""
+    return study_dir / QUALITY_DIR / f"{fingerprint}{'-repeat' if repeat else ''}.npz"

@@ -1,0 +1,1 @@
+"""Facts of a study and exact maths on them: metrics, records, operating points, fronts."""

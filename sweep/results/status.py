@@ -1,0 +1,43 @@
+"""status.json: what a sweep says about itself while it runs, and how another shell reads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+STATUS_FILE = "status.json"
+
+
+def read_status(folder: Path) -> dict[str, Any] | None:
+    """The last status, its state corrected to "died" when the process that wrote "running" is gone; None if none."""
+    path = folder / STATUS_FILE
+    if not path.exists():
+        return None
+    status: dict[str, Any] = json.loads(path.read_text())
+    if status["state"] == "running" and not _alive(status["pid"], status["process_started"]):
+        status |= {"state": "died", "jobs": [], "eta_s": None}
+    return status
+
+
+def duration_text(seconds: float) -> str:
+    """3725 -> "1 h 02 min"; 95 -> "1 min 35 s"; 4.2 -> "4 s"."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
+
+
+def process_started(pid: int) -> float | None:
+    """When a process began (seconds since the epoch): a pid that was given to another process is told apart by it."""
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _alive(pid: int, started: float) -> bool:
+    now = process_started(pid)
+    return now is not None and abs(now - started) < 1.0

@@ -1,0 +1,71 @@
+"""When a sweep ends: trials, hours or money, whichever comes first."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from sweep.config import BudgetConfig, HardwareConfig
+from sweep.study.ledger import Ledger
+
+
+@dataclass
+class Budget:
+    """Spending counts everything recorded in the study, by earlier sessions too.
+
+    hours: wall-clock during which launches were alive. usd: those hours x every device of the node x its price,
+    since a rented node is paid for whether or not all its devices work.
+    """
+
+    config: BudgetConfig
+    hardware: HardwareConfig
+    hours_before: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+    def hours_spent(self) -> float:
+        return self.hours_before + (time.monotonic() - self.started) / 3600.0
+
+    def usd_per_hour(self) -> float:
+        return self.hardware.devices * self.hardware.price_usd_per_device_hour
+
+    def hours_allowed(self) -> float | None:
+        """The tighter of the bounds in hours and in money, in hours; None without either."""
+        limits = []
+        if self.config.hours is not None:
+            limits.append(self.config.hours)
+        if self.config.usd is not None:
+            limits.append(self.config.usd / self.usd_per_hour())
+        return min(limits, default=None)
+
+    def points_left(self, ledger: Ledger, in_flight: int) -> int | None:
+        """Operating points that may still be started; None without a bound."""
+        if self.config.trials is None:
+            return None
+        return max(0, self.config.trials - ledger.settled_points - in_flight)
+
+    def ended(self, ledger: Ledger, in_flight: int) -> str | None:
+        """Why nothing more may start, or None. A launch that cannot be expected to finish in time is not begun."""
+        if self.points_left(ledger, in_flight) == 0:
+            return f"budget.trials={self.config.trials} reached"
+        allowed = self.hours_allowed()
+        if allowed is None:
+            return None
+        expected_h = (ledger.mean_launch_s() or 0.0) / 3600.0
+        if self.hours_spent() + expected_h <= allowed:
+            return None
+        name = "hours" if self.config.hours is not None and allowed == self.config.hours else "usd"
+        bound = f"budget.{name}={getattr(self.config, name)}"
+        return f"{bound} reached: no time for another launch of {expected_h * 60:.1f} min"
+
+    def eta_s(
+        self, ledger: Ledger, in_flight: int, ladder: int, parallel: int, configs_left: int | None
+    ) -> float | None:
+        """Expected seconds to the end: by what is left to launch, bounded by the hours that are left."""
+        mean_s = ledger.mean_launch_s()
+        points = self.points_left(ledger, in_flight)
+        by_points = None if points is None else points / ladder
+        launches = min((n for n in (by_points, configs_left) if n is not None), default=None)
+        by_launches = None if mean_s is None or launches is None else mean_s * launches / max(parallel, 1)
+        allowed = self.hours_allowed()
+        by_hours = None if allowed is None else max(0.0, (allowed - self.hours_spent()) * 3600.0)
+        return min((t for t in (by_launches, by_hours) if t is not None), default=None)

@@ -1,0 +1,161 @@
+"""A study's folder: made once, locked while a sweep runs, continued only with the configuration it was made for."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from sweep.config import SweepConfig
+from sweep.errors import StudyError
+from sweep.results.records import SCHEMA_VERSION
+
+STUDY_FILE = "study.json"
+# What a measurement depends on. Budget, sampler, executor, constraints and objectives may change between runs.
+_FROZEN = ("model", "hardware", "workload", "space", "engine", "quality", "proof")
+_MIN_FREE_BYTES = 2 * 2**30
+
+
+def open_folder(config: SweepConfig, search_space_fingerprint: str) -> Path:
+    """Create the study's folder or check that it belongs to this configuration. Raises StudyError."""
+    folder = (Path(config.storage.dir) / config.study).resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StudyError(
+            f"storage.dir={config.storage.dir} cannot be used: {error.strerror}",
+            "choose another storage.dir=…",
+        ) from error
+    free = shutil.disk_usage(folder).free
+    if free < _MIN_FREE_BYTES:
+        raise StudyError(
+            f"only {free / 2**30:.1f} GiB free under {folder}",
+            "free at least 2 GiB, or choose another storage.dir=…",
+        )
+    path = folder / STUDY_FILE
+    if path.exists():
+        _check_same(path, config, search_space_fingerprint)
+        saved = json.loads(path.read_text())
+        saved["config"] = config.to_dict()
+        saved["objectives"] = config.objectives.metrics
+    else:
+        if any(folder.iterdir()):
+            raise StudyError(f"{folder} exists and is not a study", "choose another study=… or storage.dir=…")
+        saved = {
+            "schema": SCHEMA_VERSION,
+            "study": config.study,
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "config": config.to_dict(),
+            "search_space_fingerprint": search_space_fingerprint,
+            "objectives": config.objectives.metrics,
+            "versions": _versions(),
+            "host": _host(),
+            "workload_checksum": None,
+        }
+    write_json(path, saved)
+    return folder
+
+
+def update_study(folder: Path, **changes: Any) -> None:
+    """Add facts that are known only once a server ran (workload checksum, vLLM version)."""
+    path = folder / STUDY_FILE
+    saved = json.loads(path.read_text())
+    if any(saved.get(key) != value for key, value in changes.items()):
+        write_json(path, saved | changes)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Only one sweep writes to a study. Raises StudyError naming the process that holds it. Survives kill -9."""
+    path = folder / "lock"
+    with path.open("a+") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            handle.seek(0)
+            holder = handle.read().strip() or "unknown"
+            raise StudyError(
+                f"study '{folder.name}' is being run by process {holder}",
+                "wait for it, stop it with Ctrl-C or kill, or choose another study=…",
+            ) from error
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Atomic: a reader sees the old or the new file, never half of one."""
+    temporary = path.with_suffix(path.suffix + f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(data, indent=1))
+    temporary.replace(path)
+
+
+def _check_same(path: Path, config: SweepConfig, fingerprint: str) -> None:
+    try:
+        saved = json.loads(path.read_text())
+        old, new = saved["config"], config.to_dict()
+    except (ValueError, KeyError) as error:
+        raise StudyError(
+            f"{path} is corrupt ({error})", "restore it from a backup, or choose another study=…"
+        ) from error
+    differences = [
+        f"{key}: {was!r} before, {now!r} now"
+        for group in _FROZEN
+        for key, was, now in _differences(group, old.get(group), new[group])
+    ]
+    if differences or saved["search_space_fingerprint"] != fingerprint:
+        shown = "; ".join(differences[:3]) or "the search space"
+        more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+        raise StudyError(
+            f"study '{config.study}' was made for another configuration: {shown}{more}",
+            "measurements of both would not be comparable: choose another study=…, or the old values",
+        )
+
+
+def _differences(key: str, was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(was, dict) and isinstance(now, dict):
+        for name in sorted(was.keys() | now.keys()):
+            yield from _differences(f"{key}.{name}", was.get(name), now.get(name))
+    elif json.dumps(was) != json.dumps(now):
+        yield key, was, now
+
+
+def _versions() -> dict[str, str | None]:
+    def of(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
+    return {
+        "python": platform.python_version(),
+        **{p: of(p) for p in ("sweep-llm", "optuna", "hydra-core", "moocore")},
+    }
+
+
+def _host() -> dict[str, Any]:
+    return {
+        "node": platform.node(),
+        "system": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "driver": _nvidia_driver(),
+    }
+
+
+def _nvidia_driver() -> str | None:
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    return result.stdout.splitlines()[0].strip() if result.returncode == 0 and result.stdout else None

@@ -1,0 +1,112 @@
+"""What the records say about every configuration: which loads are settled, what was spent, what may be told."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from sweep.results.points import OperatingPoint, operating_points
+from sweep.results.records import LaunchRecord, PointRecord, QualityRecord, Record
+from sweep.study.tell import Outcome
+
+
+class Ledger:
+    """An index over records, kept current by `add`. retries: how often a transient failure of a point is repeated."""
+
+    def __init__(
+        self, records: Iterable[Record], objectives: Sequence[str], retries: int, quality_enabled: bool
+    ) -> None:
+        self._objectives = tuple(objectives)
+        self._retries = retries
+        self._quality_enabled = quality_enabled
+        self.records: list[Record] = []
+        self._points: dict[tuple[str, str], list[PointRecord]] = defaultdict(list)
+        self._quality: dict[str, QualityRecord] = {}
+        self._launches: list[LaunchRecord] = []
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        self.records.append(record)
+        match record:
+            case PointRecord():
+                self._points[record.config_hash, record.load_label].append(record)
+            case QualityRecord():
+                if record.state == "measured" or record.fingerprint not in self._quality:
+                    self._quality[record.fingerprint] = record
+            case LaunchRecord():
+                self._launches.append(record)
+
+    @property
+    def settled_points(self) -> int:
+        """Operating points that need nothing more: measured, quarantined, or failed for good."""
+        return sum(self.settled(*key) for key in self._points)
+
+    @property
+    def launches(self) -> Sequence[LaunchRecord]:
+        return self._launches
+
+    def settled(self, config_hash: str, load_label: str) -> bool:
+        """Whether this operating point will not be measured again."""
+        records = self._points.get((config_hash, load_label), [])
+        if any(not r.transient or r.state != "failed" for r in records):
+            return True
+        return len(records) > self._retries
+
+    def quality(self, fingerprint: str) -> QualityRecord | None:
+        return self._quality.get(fingerprint)
+
+    def measured_fingerprints(self) -> list[str]:
+        """Numerics fingerprints of the measured points, in order of first appearance."""
+        return list(dict.fromkeys(r.fingerprint for rs in self._points.values() for r in rs if r.state == "measured"))
+
+    def newest_points(self) -> list[PointRecord]:
+        """The newest record of every operating point, in order of first appearance."""
+        return [records[-1] for records in self._points.values()]
+
+    def operating_points(self) -> list[OperatingPoint]:
+        return operating_points(self.records)
+
+    def outcome(self, config_hash: str, load_label: str) -> Outcome | None:
+        """What may be told of an operating point; None while it is unmeasured or waits for a retry or its quality."""
+        if not self.settled(config_hash, load_label):
+            return None
+        records = self._points[config_hash, load_label]
+        fingerprint = records[-1].fingerprint
+        quality = self._quality.get(fingerprint)
+        related: list[Record] = [*records, *([quality] if quality else [])]
+        (point,) = operating_points(related)
+        attributes = {
+            "point_id": point.point_id,
+            "state": point.state,
+            "cause": point.cause,
+            "purpose": point.purpose,
+        }
+        if point.state == "failed":
+            return Outcome(None, not records[-1].transient, {}, attributes)
+        if point.state == "quarantined":
+            return Outcome(None, False, {}, attributes)
+        values = [point.metrics.get(name) for name in self._objectives]
+        if any(v is None for v in values):
+            waits = self._quality_enabled and quality is None
+            return None if waits else Outcome(None, False, point.metrics, attributes)
+        return Outcome(tuple(v for v in values if v is not None), False, point.metrics, attributes)
+
+    def active_hours(self) -> float:
+        """Wall-clock hours during which at least one launch was alive: the union of all launch intervals."""
+        spans = sorted((_seconds(r.started_at), _seconds(r.finished_at)) for r in self._launches)
+        total, end = 0.0, float("-inf")
+        for start, stop in spans:
+            total += max(0.0, stop - max(start, end))
+            end = max(end, stop)
+        return total / 3600.0
+
+    def mean_launch_s(self) -> float | None:
+        """Mean duration of launches that measured something, seconds; None before the first."""
+        good = [r.duration_s for r in self._launches if r.state == "ok"]
+        return sum(good) / len(good) if good else None
+
+
+def _seconds(iso: str) -> float:
+    return datetime.fromisoformat(iso).timestamp()

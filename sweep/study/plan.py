@@ -1,0 +1,166 @@
+"""`sweep plan`: everything a sweep would do, found out without launching anything."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sweep.config import SweepConfig
+from sweep.engine.arguments import check_arguments, known_arguments
+from sweep.launch.spec import build_engine, devices_needed
+from sweep.results.metrics import get_metric
+from sweep.results.status import duration_text
+from sweep.space.params import Choice
+from sweep.space.search_space import ENUMERATION_LIMIT, SearchSpace, SpaceSize
+from sweep.study.loop import load_ladder
+
+# Planning figures for a launch nobody has measured yet; a finished study gives better ones.
+_START_AND_STOP_S = {"gpu": 150.0, "cpu": 45.0}
+_NOT_CHECKED = "not checked: engine.python has no vLLM"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would run. arguments_checked: against which vLLM, or None; problems: what it would refuse."""
+
+    config: Mapping[str, Any]
+    space: SpaceSize
+    knobs: tuple[str, ...]
+    loads: tuple[str, ...]
+    objectives: tuple[str, ...]
+    baseline_command: str
+    baseline_devices: int
+    arguments_checked: str | None
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+    launch_s: float
+    launches_side_by_side: int
+    launches: int | None
+    points: int | None
+    hours: float | None
+    usd: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.__dict__, "space": {**self.space.__dict__, "invalid": dict(self.space.invalid)}}
+
+    def text(self) -> str:
+        """For people."""
+        of = self.space.total or self.space.sampled
+        total = f"{self.space.total:,}" if self.space.total is not None else f"more than {ENUMERATION_LIMIT:,}"
+        valid = f"{self.space.valid:,}" if self.space.total is not None else f"{self.space.valid} of {of} random ones"
+        checked = f"checked against vLLM {self.arguments_checked}" if self.arguments_checked else _NOT_CHECKED
+        lines = [
+            f"study         {self.config['study']}",
+            f"model         {self.config['model']['name']} ({self.config['model']['path']})",
+            f"hardware      {self.config['hardware']['devices']} x {self.config['hardware']['name']}"
+            f" at {self.config['hardware']['price_usd_per_device_hour']:.2f} USD per device-hour",
+            f"objectives    {', '.join(f'{o} ({get_metric(o).direction})' for o in self.objectives)}",
+            f"space         {self.config['space']['name']}: {total} configurations, {valid} can be launched,"
+            f" x {len(self.loads)} loads ({', '.join(self.loads)})",
+            *(f"              {count:,} left out: {reason}" for reason, count in self.space.invalid.items()),
+            *(f"knob          {knob}" for knob in self.knobs),
+            f"baseline      {self.baseline_command}",
+            f"arguments     {checked}",
+            *(f"PROBLEM       {problem}" for problem in self.problems),
+            *(f"warning       {warning}" for warning in self.warnings),
+            f"one launch    about {duration_text(self.launch_s)} with its {len(self.loads)} loads (planning figure),"
+            f" {self.launches_side_by_side} side by side",
+            self._budget_line(),
+        ]
+        return "\n".join(lines)
+
+    def _budget_line(self) -> str:
+        if self.launches is None or self.hours is None:
+            return "budget        none: runs until the space is exhausted or you stop it"
+        money = f", about {self.usd:.2f} USD" if self.usd is not None else ""
+        counts = f"{self.launches:,} launches, {self.points:,} operating points"
+        return f"budget        about {counts}, {self.hours:.1f} h{money}"
+
+
+def make_plan(config: SweepConfig, space: SearchSpace, cache_dir: Path) -> Plan:
+    """Work out the plan. Raises ConfigError for an objective that is no metric."""
+    loads = load_ladder(config)
+    size = space.size()
+    params, settings = space.baseline()
+    engine = build_engine(config, settings)
+    python = config.engine.python or sys.executable
+    known = known_arguments(python, cache_dir)
+    problems = _argument_problems(config, space, known["arguments"]) if known else []
+    for name in config.objectives.metrics:
+        get_metric(name)
+    launch_s = _START_AND_STOP_S[config.hardware.device] + len(loads) * min(60.0, config.workload.max_load_s)
+    width = max(1, devices_needed(config, engine))
+    parallel = max(1, config.hardware.devices // width)
+    if config.executor.max_parallel is not None:
+        parallel = min(parallel, config.executor.max_parallel)
+    launches = _launches(config, size, len(loads), launch_s, parallel)
+    hours = None if launches is None else launches * launch_s / parallel / 3600.0
+    rate = config.hardware.devices * config.hardware.price_usd_per_device_hour
+    return Plan(
+        config=config.to_dict(),
+        space=size,
+        knobs=tuple(_knob_line(p) for p in space.params),
+        loads=tuple(load.label for load in loads),
+        objectives=tuple(config.objectives.metrics),
+        baseline_command=engine.serve_command(),
+        baseline_devices=width,
+        arguments_checked=known["version"] if known else None,
+        problems=tuple(problems),
+        warnings=tuple(_warnings(config, params is not None)),
+        launch_s=launch_s,
+        launches_side_by_side=parallel,
+        launches=launches,
+        points=None if launches is None else launches * len(loads),
+        hours=hours,
+        usd=None if hours is None or rate == 0 else hours * rate,
+    )
+
+
+def _launches(config: SweepConfig, size: SpaceSize, loads: int, launch_s: float, parallel: int) -> int | None:
+    """The tightest of: configurations there are, trials, hours and money in the budget."""
+    limits = [size.launchable] if size.launchable is not None else []
+    if config.budget.trials is not None:
+        limits.append(-(-config.budget.trials // loads))
+    hours = [config.budget.hours] if config.budget.hours is not None else []
+    if config.budget.usd is not None:
+        hours.append(config.budget.usd / (config.hardware.devices * config.hardware.price_usd_per_device_hour))
+    if hours:
+        limits.append(max(1, int(min(hours) * 3600.0 / launch_s * parallel)))
+    return min(limits, default=None)
+
+
+def _argument_problems(config: SweepConfig, space: SearchSpace, known: Mapping[str, Any]) -> list[str]:
+    """Every argument the sweep could pass, checked one value at a time against vLLM's own parser."""
+    problems = check_arguments(build_engine(config, {}).args, known)
+    for param in space.params:
+        for setting in param.settings if isinstance(param, Choice) else [{param.name: param.low}]:
+            args = {k: v for k, v in setting.items() if v is not None and not k.isupper() and k != "model"}
+            problems += [f"{param.name}: {problem}" for problem in check_arguments(args, known)]
+    return list(dict.fromkeys(problems))
+
+
+def _warnings(config: SweepConfig, baseline_in_space: bool) -> list[str]:
+    warnings = []
+    if not baseline_in_space:
+        warnings.append("vLLM's defaults are no member of this space; they are measured as baseline all the same")
+    if config.hardware.price_usd_per_device_hour <= 0 and "cost_usd_per_mtok" in config.objectives.metrics:
+        warnings.append("hardware.price_usd_per_device_hour is 0: cost_usd_per_mtok cannot be computed")
+    elif config.hardware.price_note:
+        warnings.append(f"price per device-hour: {config.hardware.price_note}")
+    if not config.quality.enabled and any(o.startswith("quality_") for o in config.objectives.metrics):
+        warnings.append("quality is an objective but quality.enabled is false: no point can be on the front")
+    if (
+        any("p99" in o and not o.startswith("itl") for o in config.objectives.metrics)
+        and config.workload.num_requests < 100
+    ):
+        warnings.append(f"workload.num_requests={config.workload.num_requests} cannot support a p99: 100 at least")
+    return warnings
+
+
+def _knob_line(param: Any) -> str:
+    values = ", ".join(map(str, param.labels)) if isinstance(param, Choice) else f"{param.low} to {param.high}"
+    when = f"   when {param.when.text}" if param.when else ""
+    return f"{param.name}: {values}{when}".replace("None", "default")

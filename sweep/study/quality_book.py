@@ -1,0 +1,128 @@
+"""Quality once per numerics fingerprint: who measures it, what it is compared with, and when it is given up.
+
+Launches only measure: each leaves the log-probabilities of its fingerprint in the study's quality/ folder. The
+comparison with the reference happens here as soon as both exist, in whatever order they come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sweep.launch.spec import QUALITY_DIR, logprobs_path
+from sweep.measure.quality import QualityResult, compare, load_logprobs, noise_floor
+from sweep.results.records import QualityRecord, Record
+from sweep.study.ledger import Ledger
+
+
+class QualityBook:
+    """reference: the fingerprint that all others are compared with. record: makes a QualityRecord durable."""
+
+    def __init__(
+        self,
+        enabled: bool,
+        folder: Path,
+        reference: str,
+        ledger: Ledger,
+        record: Callable[[Record], None],
+        retries: int,
+    ) -> None:
+        self.enabled = enabled
+        self.reference = reference
+        self._folder = folder
+        self._ledger = ledger
+        self._record = record
+        self._retries = retries
+        self._claimed: set[str] = set()
+        self._failures: Counter[str] = Counter()
+        self._last_failure: dict[str, tuple[str, str]] = {}
+
+    def claim(self, fingerprint: str) -> bool:
+        """True if the launch about to start shall measure this fingerprint: nobody has, and nobody else is about to."""
+        if not self.enabled or fingerprint in self._claimed or not self._missing(fingerprint):
+            return False
+        self._claimed.add(fingerprint)
+        return True
+
+    def release(self, fingerprint: str, launch_id: str, failure: tuple[str, str] | None) -> None:
+        """The claiming launch ended. failure: (cause, detail) if it tried to measure and could not."""
+        self._claimed.discard(fingerprint)
+        if failure is not None and self._missing(fingerprint):
+            self._failures[fingerprint] += 1
+            self._last_failure[fingerprint] = failure
+            if self._failures[fingerprint] > self._retries:
+                self._give_up(fingerprint, launch_id)
+
+    def pending(self, fingerprint: str) -> bool:
+        """Whether a value may still come."""
+        return self.enabled and self._ledger.quality(fingerprint) is None
+
+    def unmeasured(self) -> list[str]:
+        """Fingerprints with measured points (and then the reference) that nobody has measured or given up."""
+        if not self.enabled:
+            return []
+        waiting = [f for f in self._ledger.measured_fingerprints() if self.pending(f)]
+        wanted = [self.reference, *waiting] if waiting else []
+        return [f for f in dict.fromkeys(wanted) if self._missing(f) and f not in self._claimed]
+
+    def compare_all(self) -> None:
+        """Compare every measured fingerprint that has no record yet with the reference, if that is there."""
+        reference = load_logprobs(logprobs_path(self._folder, self.reference))
+        if not self.enabled or reference is None:
+            return
+        repeat = load_logprobs(logprobs_path(self._folder, self.reference, repeat=True))
+        floor = noise_floor(reference, [repeat]) if repeat is not None else None
+        for path in sorted((self._folder / QUALITY_DIR).glob("*.npz")):
+            known = self._ledger.quality(path.stem)
+            if path.stem.endswith("-repeat") or (known is not None and known.state == "measured"):
+                continue
+            candidate = load_logprobs(path)
+            if candidate is not None:
+                self._record(_record(path.stem, self.reference, compare(reference, candidate), floor))
+
+    def _missing(self, fingerprint: str) -> bool:
+        return self._ledger.quality(fingerprint) is None and not logprobs_path(self._folder, fingerprint).exists()
+
+    def _give_up(self, fingerprint: str, launch_id: str) -> None:
+        cause, detail = self._last_failure[fingerprint]
+        waiting = [f for f in self._ledger.measured_fingerprints() if self.pending(f)]
+        # Without the reference nothing can be compared: every fingerprint shares its fate.
+        for lost in dict.fromkeys([fingerprint, *(waiting if fingerprint == self.reference else [])]):
+            because = detail if lost == fingerprint else f"the reference could not be measured: {detail}"
+            self._record(
+                QualityRecord(
+                    fingerprint=lost,
+                    reference_fingerprint=self.reference,
+                    state="failed",
+                    metrics={},
+                    noise_floor_kl=None,
+                    positions=0,
+                    launch_id=launch_id,
+                    finished_at=_now(),
+                    cause=cause,
+                    detail=because,
+                )
+            )
+
+
+def _record(fingerprint: str, reference: str, result: QualityResult, floor: float | None) -> QualityRecord:
+    return QualityRecord(
+        fingerprint=fingerprint,
+        reference_fingerprint=reference,
+        state="measured",
+        metrics={"quality_kl": result.quality_kl, "quality_top1_agreement": result.quality_top1_agreement},
+        noise_floor_kl=floor,
+        positions=result.positions,
+        launch_id=None,
+        finished_at=_now(),
+        standard_errors={
+            "quality_kl": result.quality_kl_se,
+            "quality_top1_agreement": result.quality_top1_agreement_se,
+        },
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,129 @@
+"""Config composition, and one clear line for every mistake on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sweep import compose
+from sweep.completion import complete
+from sweep.errors import ConfigError, SweepError
+from sweep.space.search_space import make_search_space
+
+H100 = ["model=llama31_8b", "hardware=h100x8"]
+
+
+def options(group: str) -> list[str]:
+    return sorted(p.stem for p in (compose.config_dir() / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("space", options("search_space"))
+def test_every_shipped_space_composes_and_has_members(space: str) -> None:
+    model = "qwen3_30b_a3b" if space == "moe" else "llama31_8b"
+    config = compose.load_config([f"model={model}", "hardware=h100x8", f"search_space={space}"])
+    search_space = make_search_space(config.space, config.model, config.hardware)
+    assert search_space.size().valid > 0
+
+
+@pytest.mark.parametrize(
+    "group",
+    ["model", "hardware", "workload", "objectives", "constraints", "engine", "sampler", "budget", "quality", "storage"],
+)
+def test_every_shipped_option_composes(group: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for option in options(group):
+        if option == "auto":
+            continue
+        choice = {"model": "llama31_8b", "hardware": "h100", group: option}
+        overrides = [f"{key}={value}" for key, value in choice.items()]
+        if option in ("local", "smollm2_135m") and group == "model":
+            overrides += [f"model.path={tmp_path}", "workload=cpu_demo"]
+        assert compose.load_config(overrides).study
+
+
+def test_overrides_reach_the_dataclasses() -> None:
+    config = compose.load_config([*H100, "budget.hours=8", "workload.loads.concurrency=[4,2]", "study=mine"])
+    assert config.budget.hours == 8.0 and config.workload.loads.concurrency == [4, 2] and config.study == "mine"
+    assert config.hardware.devices == 8 and config.hardware.memory_gib == pytest.approx(79.6)
+
+
+def test_the_study_is_named_after_what_it_measures() -> None:
+    assert compose.load_config([*H100, "search_space=scheduler"]).study == "llama31_8b-h100x8-chat-scheduler"
+
+
+def test_facts_of_a_local_checkpoint_are_read(tmp_path: Path) -> None:
+    facts = {"num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30, "num_local_experts": 4}
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    model = compose.load_config(["model=local", f"model.path={tmp_path}", "hardware=h100"]).model
+    assert (model.num_attention_heads, model.num_hidden_layers, model.num_experts, model.is_moe) == (9, 30, 4, True)
+
+
+def test_users_own_folder_comes_first(tmp_path: Path) -> None:
+    folder = tmp_path / "search_space"
+    folder.mkdir()
+    text = "# @package space\nname: mine\nparams:\n  max_num_seqs: {choices: [null, 7]}\n"
+    (folder / "mine.yaml").write_text(text)
+    assert compose.load_config([*H100, "search_space=mine"], tmp_path).space.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "hint"),
+    [
+        (["budget.huors=8"], "unknown key 'budget.huors'", "did you mean 'hours'?"),
+        (["budget.hours=lots"], "budget.hours: Value 'lots'", None),
+        (["budget.hours=-1"], "budget.hours=-1.0 is not positive", "above 0"),
+        (["bugdet=night"], "unknown key 'bugdet'", "did you mean 'budget'?"),
+        (["workload=chatt"], "workload=chatt does not exist", "did you mean 'chat'?"),
+        (["search_space=mine"], "search_space=mine does not exist", "known: cpu_small"),
+        (["space.params.max_num_seqs.choises=[1]"], "unknown key 'space.params.max_num_seqs.choises'", "'choices'"),
+        (["workload.temperature=hot"], "workload.temperature: Value 'hot'", None),
+        (["hardware.devices=2.5"], "hardware.devices: Value '2.5'", None),
+        (["nonsense"], "'nonsense' is not an override", "key=value"),
+        (["study=a/b"], "study='a/b' is not a folder name", None),
+        (["+engine.args.port=80"], "engine.args.port=80 is set by sweep itself", "remove"),
+        (["engine.args.dtype=half"], "unknown key 'engine.args.dtype'", "+engine.args.dtype="),
+        (["workload.prompt_tokens.high=99999"], "exceeds model.args.max_model_len=16384", "raise"),
+        (["workload.loads.concurrency=[]"], "workload.loads is empty", "workload.loads.concurrency="),
+        (["budget.usd=10", "hardware.price_usd_per_device_hour=0"], "budget.usd=10.0 needs a price", "what you pay"),
+        (["engine.kind=sglang"], "engine.kind='sglang' is unknown", "vllm"),
+    ],
+)
+def test_a_mistake_is_named_with_its_fix(overrides: list[str], message: str, hint: str | None) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose.load_config([*H100, *overrides])
+    assert message in error.value.message and "\n" not in error.value.message
+    assert hint is None or hint in (error.value.hint or "")
+
+
+def test_no_model_chosen_lists_the_models() -> None:
+    with pytest.raises(ConfigError, match="no model chosen") as error:
+        compose.load_config(["hardware=h100"])
+    assert "qwen3_32b" in (error.value.hint or "")
+
+
+def test_a_missing_checkpoint_says_how_to_obtain_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWEEP_SMOLLM2", "/no/such/folder")
+    with pytest.raises(ConfigError, match="/no/such/folder") as error:
+        compose.load_config(["model=smollm2_135m", "hardware=cpu", "workload=cpu_demo"])
+    assert error.value.hint == "python scripts/prepare_smollm2.py"
+
+
+def test_a_missing_config_dir_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SweepError, match="not a folder"):
+        compose.load_config(H100, tmp_path / "nowhere")
+
+
+def test_hydra_views() -> None:
+    assert "hours: 8" in compose.config_text(H100, None, resolve=False)
+    assert "study: llama31_8b-h100x8-chat-dense" in compose.config_text(H100, None, resolve=True)
+    assert "hardware/h100x8" in compose.defaults_text(H100, None)
+
+
+def test_completion_offers_commands_groups_options_and_keys() -> None:
+    assert complete("sweep pl") == ["plan"]
+    assert complete("sweep run model=qwen3_3") == ["model=qwen3_30b_a3b", "model=qwen3_32b"]
+    assert "search_space=dense" in complete("sweep plan search_space=")
+    assert complete("sweep run model=qwen3_32b budget.ho") == ["budget.hours="]
+    assert complete("sweep run budget.nonsense=1 x") == []
