@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-_DEFAULT_MODEL = Path.home() / ".cache" / "sweep" / "models" / "smollm2-135m-instruct"
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+_DEFAULT_MODEL = _CACHE / "sweep" / "models" / "smollm2-135m-instruct"
 
 
 @pytest.fixture(scope="session")

@@ -33,8 +33,9 @@ def front_text(study: Study, objectives: Sequence[str] | None = None) -> str:
     rows = [["load", *columns, "engine"]]
     for p in points:
         numbers = ["" if (v := p.metrics.get(c)) is None else f"{v:.4g}" for c in columns]
-        baseline = " (vLLM's defaults)" if p.purpose == "baseline" else ""
-        rows.append([p.load_label, *numbers, engine_text(p, shared) + baseline])
+        text = engine_text(p, shared)
+        baseline = " (vLLM's defaults)" if p.purpose == "baseline" and "defaults" not in text else ""
+        rows.append([p.load_label, *numbers, text + baseline])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     table = ["  ".join([*(c.rjust(w) for c, w in zip(r, widths, strict=False)), r[-1]]).rstrip() for r in rows]
     measured = sum(p.state == "measured" for p in all_points)

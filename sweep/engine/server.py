@@ -23,6 +23,8 @@ from sweep.engine.engine_args import EngineConfig
 from sweep.engine.failures import FailureCause, LaunchFailure, Phase, classify
 
 LAUNCH_ID = "SWEEP_LAUNCH_ID"
+_PRCTL = ctypes.CDLL(None, use_errno=True).prctl
+_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.2
 _LOG_TAIL_BYTES = 200_000
 _KILL_WAIT_S = 20.0
@@ -36,7 +38,8 @@ class Server:
     """A vLLM server under `python`, in its own process group, on its own port of the loopback interface.
 
     device_env confines it to its devices. launch_id marks every process of it through the environment, so that
-    leftovers are found even when they left the process group. Use as a context manager, or call stop().
+    leftovers are found even when they left the process group. niceness: lowers its CPU priority, where it shares
+    cores with the load client. Use as a context manager, or call stop().
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Server:
         startup_timeout_s: float,
         stop_timeout_s: float,
         launch_id: str,
+        niceness: int = 0,
     ) -> None:
         self.engine = engine
         self.startup_s: float | None = None
@@ -60,6 +64,7 @@ class Server:
         self._startup_timeout_s = startup_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._launch_id = launch_id
+        self._niceness = niceness
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._memory_before: list[float] | None = None
@@ -103,7 +108,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=self._in_child,
             )
         self._await_health(deadline)
         self._check_owner()
@@ -156,6 +161,11 @@ class Server:
             **self._device_env,
             LAUNCH_ID: self._launch_id,
         }
+
+    def _in_child(self) -> None:
+        """Between fork and exec: the kernel shall send SIGTERM when our process dies, however it dies."""
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        os.nice(self._niceness)
 
     def _await_health(self, deadline: float) -> None:
         while not self._healthy(timeout_s=5.0):
@@ -271,12 +281,3 @@ def _free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
-
-
-_PRCTL = ctypes.CDLL(None, use_errno=True).prctl
-_PR_SET_PDEATHSIG = 1
-
-
-def _die_with_parent() -> None:
-    """Runs in the child: the kernel sends it SIGTERM when our process dies, however it dies."""
-    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)

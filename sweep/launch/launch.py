@@ -12,10 +12,17 @@ import numpy as np
 from sweep.engine.failures import FailureCause, LaunchFailure
 from sweep.engine.server import Server
 from sweep.launch.proof import broken_proof
-from sweep.launch.spec import LaunchSpec, logprobs_path
-from sweep.measure import quality as quality_measure
+from sweep.launch.spec import CONTROL, REPEAT, LaunchSpec, logprobs_path
 from sweep.measure.load import measure_load
-from sweep.measure.workload import Load, RequestSet, WorkloadSpec, build_requests, tokenize_corpus
+from sweep.measure.quality import (
+    QualitySpec,
+    cache_path,
+    load_logprobs,
+    measure_logprobs,
+    quality_prompts,
+    save_logprobs,
+)
+from sweep.measure.workload import Load, RequestSet, WorkloadSpec, bos_token_id, build_requests, tokenize_corpus
 from sweep.results.records import PointRecord, PointState, Record
 
 WORKLOAD_DIR = "workload"
@@ -37,16 +44,16 @@ def run_launch(spec: LaunchSpec, server: Server, events: EventSink) -> LaunchFai
     began = _now()
     try:
         server.start()
+        events.write("phase", phase="preparing requests")
+        corpus = _corpus(spec, server)
     except LaunchFailure as failure:
         for load in loads:
             events.record(_point(spec, load, began, "failed", failure=failure))
         return failure
-    events.write("phase", phase="preparing requests")
-    corpus = _corpus(spec, server)
     workload = WorkloadSpec.from_dict(spec.workload)
     requests = build_requests(workload, corpus, draw=spec.repeat)
     events.write("facts", facts={"workload_checksum": requests.checksum, "vllm_version": server.vllm_version})
-    if spec.quality is not None:
+    if spec.quality_runs:
         failure_or_none = _measure_quality(spec, server, corpus, events)
         if failure_or_none is not None:
             return failure_or_none
@@ -114,42 +121,44 @@ def _corpus(spec: LaunchSpec, server: Server) -> np.ndarray[Any, np.dtype[np.int
 def _measure_quality(
     spec: LaunchSpec, server: Server, corpus: np.ndarray[Any, np.dtype[np.int64]], events: EventSink
 ) -> LaunchFailure | None:
-    """Log-probabilities of this fingerprint into the study folder, from the shared cache where it has them.
-
-    The reference is measured twice, batched and one request at a time: their difference is the noise floor.
-    """
-    assert spec.quality is not None
-    values = {k: v for k, v in spec.quality.items() if k != "enabled"}
-    engine = spec.engine_config
-    try:
-        for repeat in (False, True) if spec.is_reference else (False,):
-            events.write("phase", phase="quality, reference again" if repeat else "quality")
-            quality_spec = quality_measure.QualitySpec(**{**values, **({"concurrency": 1} if repeat else {})})
-            prompts = quality_measure.quality_prompts([int(t) for t in corpus], quality_spec)
-            cached = quality_measure.cache_path(
-                prompts,
-                quality_spec,
-                model=engine.model,
-                fingerprint=f"{engine.fingerprint}{'-repeat' if repeat else ''}",
-                engine_version=server.vllm_version or "unknown",
-                device=spec.device_name,
-            )
-            if quality_measure.load_logprobs(cached) is None:
-                server.reset_prefix_cache()
-                measured = quality_measure.measure_logprobs(server.base_url, server.served_model, prompts, quality_spec)
-                quality_measure.save_logprobs(cached, measured)
-            target = logprobs_path(Path(spec.study_dir), engine.fingerprint, repeat)
-            target.parent.mkdir(exist_ok=True)
-            temporary = target.with_name(f".{spec.launch_id}-{target.name}")
-            shutil.copyfile(cached, temporary)
-            temporary.replace(target)
-    except LaunchFailure as failure:
-        death = server.died()
-        found = death or failure
-        events.write("quality_failed", cause=found.cause.value, detail=found.detail)
-        return death
+    """The quality runs asked for, into the study folder. Returns a failure only if it left the server dead."""
+    for run in spec.quality_runs:
+        events.write("phase", phase=f"quality {run}".strip())
+        try:
+            cached = _cached_logprobs(spec, server, corpus, run)
+        except LaunchFailure as failure:
+            death = server.died()
+            found = death or failure
+            events.write("quality_failed", run=run, cause=found.cause.value, detail=found.detail)
+            return death
+        target = logprobs_path(Path(spec.study_dir), spec.engine_config.fingerprint, run)
+        target.parent.mkdir(exist_ok=True)
+        temporary = target.with_name(f".{spec.launch_id}-{target.name}")
+        shutil.copyfile(cached, temporary)
+        temporary.replace(target)
     events.write("quality")
     return None
+
+
+def _cached_logprobs(spec: LaunchSpec, server: Server, corpus: np.ndarray[Any, np.dtype[np.int64]], run: str) -> Path:
+    """Log-probabilities of this engine in the cache that all studies share; measured now if they are not there."""
+    engine = spec.engine_config
+    values = {k: v for k, v in spec.quality.items() if k != "enabled"}
+    quality_spec = QualitySpec(**{**values, **({"concurrency": 1} if run == REPEAT else {})})
+    bos = bos_token_id(server.base_url, server.served_model)
+    prompts = quality_prompts(corpus, quality_spec, bos_token_id=bos)
+    path = cache_path(
+        prompts,
+        quality_spec,
+        model=engine.model,
+        fingerprint={"": engine.fingerprint, CONTROL: f"{engine.hash}-{run}"}.get(run, f"{engine.fingerprint}-{run}"),
+        engine_version=server.vllm_version or "unknown",
+        device=spec.device_name,
+    )
+    if load_logprobs(path) is None:
+        server.reset_prefix_cache()
+        save_logprobs(path, measure_logprobs(server.base_url, server.served_model, prompts, quality_spec))
+    return path
 
 
 def _point(

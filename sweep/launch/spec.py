@@ -22,16 +22,19 @@ SERVER_LOG = "server.log"
 WORKER_LOG = "worker.log"
 WORKER_LOCK = "worker.lock"
 QUALITY_DIR = "quality"
+REPEAT, CONTROL = "repeat", "control"
 CONTROLLER_PID = "SWEEP_CONTROLLER_PID"
+# On a CPU the engine shares cores with the load client, whose clock is what a TTFT is: the client goes first.
+_CPU_NICENESS = 10
 
 
 @dataclass(frozen=True)
 class LaunchSpec:
     """One start-to-stop life of a deployment.
 
-    loads: the part of the ladder to measure, in order. workload, quality, proof: plain dicts of the config groups;
-    quality is None when this launch shall not measure it. is_reference: its numerics are the study's reference, which
-    is measured twice. devices: how many the deployment occupies; the executor fills in device_ids and device_env.
+    loads: the part of the ladder to measure, in order. workload, quality, proof: plain dicts of the config groups.
+    quality_runs: which measurements of its fingerprint to make (see logprobs_path); usually none. niceness: of the
+    engine's processes. devices: how many it occupies; the executor fills in device_ids and device_env.
     """
 
     launch_id: str
@@ -46,11 +49,12 @@ class LaunchSpec:
     startup_timeout_s: float
     stop_timeout_s: float
     workload: Mapping[str, Any]
-    quality: Mapping[str, Any] | None
-    is_reference: bool
+    quality: Mapping[str, Any]
+    quality_runs: tuple[str, ...]
     proof: Mapping[str, Any]
     devices: int
     device_name: str
+    niceness: int
     price_usd_per_device_hour: float
     device_ids: tuple[int, ...] = ()
     device_env: Mapping[str, str] | None = None
@@ -78,7 +82,9 @@ def read_spec(path: Path) -> LaunchSpec:
     data = json.loads(path.read_text())
     known = {f.name for f in fields(LaunchSpec)}
     values = {k: v for k, v in data.items() if k in known}
-    return LaunchSpec(**{**values, "loads": tuple(values["loads"]), "device_ids": tuple(values["device_ids"])})
+    return LaunchSpec(
+        **{**values, "loads": tuple(values["loads"]), **{k: tuple(values[k]) for k in ("device_ids", "quality_runs")}}
+    )
 
 
 def make_spec(
@@ -91,8 +97,7 @@ def make_spec(
     purpose: Purpose,
     attempt: int,
     loads: Sequence[Load],
-    measure_quality: bool,
-    is_reference: bool,
+    quality_runs: Sequence[str],
 ) -> LaunchSpec:
     """The launch of one engine config under the settings of this sweep."""
     return LaunchSpec(
@@ -108,11 +113,12 @@ def make_spec(
         startup_timeout_s=config.engine.startup_timeout_s,
         stop_timeout_s=config.engine.stop_timeout_s,
         workload=asdict(config.workload),
-        quality=asdict(config.quality) if measure_quality else None,
-        is_reference=is_reference,
+        quality=asdict(config.quality),
+        quality_runs=tuple(quality_runs),
         proof=asdict(config.proof),
         devices=devices_needed(config, engine),
         device_name=config.hardware.name,
+        niceness=_CPU_NICENESS if config.hardware.device == "cpu" else 0,
         price_usd_per_device_hour=config.hardware.price_usd_per_device_hour,
     )
 
@@ -139,6 +145,10 @@ def devices_needed(config: SweepConfig, engine: EngineConfig) -> int:
     return 1 if config.hardware.device == "cpu" else parallel_devices(engine.args)
 
 
-def logprobs_path(study_dir: Path, fingerprint: str, repeat: bool = False) -> Path:
-    """Where a launch leaves its quality measurement; repeat: the reference's second one, for the noise floor."""
-    return study_dir / QUALITY_DIR / f"{fingerprint}{'-repeat' if repeat else ''}.npz"
+def logprobs_path(study_dir: Path, fingerprint: str, run: str = "") -> Path:
+    """Where a launch leaves a quality measurement of its fingerprint.
+
+    run: "" the measurement itself; of the reference also REPEAT (one request at a time instead of batched) and CONTROL
+    (another engine config of the same fingerprint), whose distance from it is the noise floor.
+    """
+    return study_dir / QUALITY_DIR / f"{fingerprint}{'-' if run else ''}{run}.npz"

@@ -64,6 +64,7 @@ def _run(spec: LaunchSpec, events: Events) -> None:
         startup_timeout_s=spec.startup_timeout_s,
         stop_timeout_s=spec.stop_timeout_s,
         launch_id=spec.launch_id,
+        niceness=spec.niceness,
     )
     failure: LaunchFailure | None = None
     try:

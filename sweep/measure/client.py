@@ -191,8 +191,8 @@ class LoadRun:
         assert self.load.request_rate_rps is not None
         shape, rate = self.load.burstiness, self.load.request_rate_rps
         rng = np.random.default_rng(self.job.seed)
-        measured_gaps = rng.gamma(shape, 1 / (rate * shape), len(self._measured))
-        warmup_gaps = rng.gamma(shape, 1 / (rate * shape), len(self._warmup))
+        measured_gaps = rng.gamma(shape, 1 / (rate * shape), len(self._measured)).tolist()
+        warmup_gaps = rng.gamma(shape, 1 / (rate * shape), len(self._warmup)).tolist()
         due = self.began
         async with asyncio.TaskGroup() as group:
 

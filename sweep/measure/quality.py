@@ -92,7 +92,7 @@ class QualityResult:
 
 
 def quality_prompts(
-    corpus_token_ids: Sequence[int], spec: QualitySpec, *, bos_token_id: int | None = None
+    corpus_token_ids: Sequence[int] | npt.NDArray[np.integer], spec: QualitySpec, *, bos_token_id: int | None = None
 ) -> list[list[int]]:
     """Disjoint stretches of the corpus, each of prompt_tokens tokens: fixed by corpus and spec.
 

@@ -321,20 +321,31 @@ def tokenize_corpus(base_url: str, model: str, text: str | None = None, *, timeo
             size = 0
         pieces[-1] += line
         size += len(line)
-    tokens: list[int] = []
-    for piece in pieces:
-        body = json.dumps({"model": model, "prompt": piece, "add_special_tokens": False}).encode()
-        request = urllib.request.Request(f"{base_url}/tokenize", body, {"Content-Type": "application/json"})
-        try:
-            with _NO_PROXY.open(request, timeout=timeout_s) as response:
-                tokens += json.load(response)["tokens"]
-        except urllib.error.HTTPError as error:
-            answer = error.read(500).decode(errors="replace")
-            detail = f"/tokenize answered {error.code}: {answer}"
-            raise LaunchFailure(FailureCause.first_request_failed, detail) from error
-        except (OSError, ValueError, KeyError) as error:
-            raise LaunchFailure(FailureCause.first_request_failed, f"/tokenize failed: {error!r}") from error
+    tokens = [t for piece in pieces for t in _tokenize(base_url, model, piece, special=False, timeout_s=timeout_s)]
     return np.asarray(tokens, dtype=np.int32)
+
+
+def bos_token_id(base_url: str, model: str, *, timeout_s: float = 120.0) -> int | None:
+    """The token that the served model's tokenizer puts before a text, or None if it puts none."""
+    plain, with_special = (
+        _tokenize(base_url, model, "a", special=special, timeout_s=timeout_s) for special in (False, True)
+    )
+    return with_special[0] if with_special[:1] != plain[:1] else None
+
+
+def _tokenize(base_url: str, model: str, text: str, *, special: bool, timeout_s: float) -> list[int]:
+    body = json.dumps({"model": model, "prompt": text, "add_special_tokens": special}).encode()
+    request = urllib.request.Request(f"{base_url}/tokenize", body, {"Content-Type": "application/json"})
+    try:
+        with _NO_PROXY.open(request, timeout=timeout_s) as response:
+            tokens: list[int] = json.load(response)["tokens"]
+            return tokens
+    except urllib.error.HTTPError as error:
+        answer = error.read(500).decode(errors="replace")
+        detail = f"/tokenize answered {error.code}: {answer}"
+        raise LaunchFailure(FailureCause.first_request_failed, detail) from error
+    except (OSError, ValueError, KeyError) as error:
+        raise LaunchFailure(FailureCause.first_request_failed, f"/tokenize failed: {error!r}") from error
 
 
 def _unique_starts(corpus: TokenArray) -> IntArray:

@@ -57,15 +57,7 @@ class Budget:
         bound = f"budget.{name}={getattr(self.config, name)}"
         return f"{bound} reached: no time for another launch of {expected_h * 60:.1f} min"
 
-    def eta_s(
-        self, ledger: Ledger, in_flight: int, ladder: int, parallel: int, configs_left: int | None
-    ) -> float | None:
-        """Expected seconds to the end: by what is left to launch, bounded by the hours that are left."""
-        mean_s = ledger.mean_launch_s()
-        points = self.points_left(ledger, in_flight)
-        by_points = None if points is None else points / ladder
-        launches = min((n for n in (by_points, configs_left) if n is not None), default=None)
-        by_launches = None if mean_s is None or launches is None else mean_s * launches / max(parallel, 1)
+    def hours_left(self) -> float | None:
+        """Hours until the tighter of the bounds in hours and in money; None without either."""
         allowed = self.hours_allowed()
-        by_hours = None if allowed is None else max(0.0, (allowed - self.hours_spent()) * 3600.0)
-        return min((t for t in (by_launches, by_hours) if t is not None), default=None)
+        return None if allowed is None else max(0.0, allowed - self.hours_spent())

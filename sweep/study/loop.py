@@ -21,11 +21,13 @@ import numpy as np
 import optuna
 
 from sweep.config import SweepConfig
+from sweep.decide.wording import engine_items
 from sweep.engine.engine_args import EngineConfig
 from sweep.engine.failures import FailureCause
 from sweep.executor import Executor, Job
 from sweep.launch.spec import WORKER_LOG, build_engine, devices_needed, make_spec
 from sweep.measure.workload import Load, WorkloadSpec
+from sweep.results.points import settings
 from sweep.results.records import LaunchRecord, PointRecord, Purpose, Record, RecordStore, record_from_dict
 from sweep.space.search_space import Params, SearchSpace
 from sweep.study.budget import Budget
@@ -97,6 +99,7 @@ class StudyLoop:
             config.quality.enabled,
             folder,
             self.reference.fingerprint,
+            self.reference.hash,
             self.ledger,
             self.record,
             config.executor.retries,
@@ -146,6 +149,33 @@ class StudyLoop:
     def configs_tried(self) -> int:
         return len(self._visited)
 
+    def eta_s(self, configs_left: int | None) -> float | None:
+        """Expected seconds to the end of the study; None before the first launch ended, or without any bound."""
+        mean_s = self.ledger.mean_launch_s()
+        if mean_s is None:
+            return None
+        running = [max(0.0, mean_s - (time.monotonic() - a.started)) for a in self.active]
+        points = self.budget.points_left(self.ledger, self.points_in_flight())
+        bounds = [configs_left, None if points is None else -(-points // len(self.ladder))]
+        launches = min((n for n in bounds if n is not None), default=None)
+        side_by_side = max(1, len(self.active))
+        by_launches = None if launches is None else max(running, default=0.0) + mean_s * launches / side_by_side
+        hours_left = self.budget.hours_left()
+        by_hours = None if hours_left is None else 3600.0 * hours_left
+        return min((t for t in (by_launches, by_hours) if t is not None), default=None)
+
+    def describe(self, engine: Mapping[str, Any]) -> str:
+        """How an engine config differs from the baseline, for people."""
+        return " ".join(engine_items(engine, settings(self.reference.to_dict()))) or "vLLM's defaults"
+
+    def _describe_point(self, record: PointRecord) -> str:
+        where = f"{self.describe(record.engine)} at {record.load_label}"
+        if record.state != "measured":
+            return f"{record.state}: {where}: {record.cause}: {record.detail}"
+        shown = [*self.config.objectives.metrics, "output_throughput_tok_s"]
+        values = [(name, record.metrics.get(name)) for name in shown]
+        return f"measured: {where}: " + " ".join(f"{k}={v:.4g}" for k, v in values if v is not None)
+
     def _interrupt(self, *_: object) -> None:
         self._interrupted = True
         self.stop_reason = "interrupted; the same command continues it"
@@ -155,10 +185,9 @@ class StudyLoop:
     # ------------------------------------------------------------ choosing what to launch
 
     def _start_with_baseline(self) -> None:
-        params, settings = self.space.baseline()
-        engine = build_engine(self.config, settings)
-        if engine.hash not in self._visited:
-            self._enqueue(Work(engine, params, "baseline", self.ladder))
+        params, _ = self.space.baseline()
+        if self.reference.hash not in self._visited:
+            self._enqueue(Work(self.reference, params, "baseline", self.ladder))
 
     def _fill(self) -> None:
         """Start every launch that fits now, and ask for more only where devices would stay idle."""
@@ -259,11 +288,10 @@ class StudyLoop:
             purpose=work.purpose,
             attempt=work.attempt,
             loads=work.loads,
-            measure_quality=self.quality.claim(work.engine.fingerprint),
-            is_reference=work.engine.fingerprint == self.reference.fingerprint,
+            quality_runs=self.quality.claim(work.engine.fingerprint, work.engine.hash),
         )
         self.active.append(Active(self.executor.submit(spec), work))
-        self._on_change(self, f"launch {spec.launch_id} ({work.purpose}): {describe(work.params)}")
+        self._on_change(self, f"launch {spec.launch_id} ({work.purpose}): {self.describe(spec.engine)}")
 
     def _collect(self) -> None:
         """Take in every event, and follow up on launches that ended."""
@@ -286,13 +314,14 @@ class StudyLoop:
             case "quality":
                 self.quality.compare_all()
             case "quality_failed":
-                active.quality_failure = event["cause"], event["detail"]
+                if event["run"] == "":
+                    active.quality_failure = event["cause"], event["detail"]
                 message = f"quality of {active.job.spec.launch_id} failed: {event['cause']}: {event['detail']}"
             case "record":
                 record = record_from_dict(event["record"])
                 self.record(record)
                 if isinstance(record, PointRecord):
-                    message = describe_point(record, self.config.objectives.metrics)
+                    message = self._describe_point(record)
                 elif isinstance(record, LaunchRecord):
                     active.closed = True
                     if record.state == "failed":
@@ -387,18 +416,3 @@ class StudyLoop:
 def load_ladder(config: SweepConfig) -> tuple[Load, ...]:
     """Every load of the workload, busiest first: a configuration that fails under load fails early."""
     return WorkloadSpec.from_dict(asdict(config.workload)).loads
-
-
-def describe(params: Mapping[str, Any] | None) -> str:
-    """The knobs that differ from vLLM's defaults, for people."""
-    changed = {k: v for k, v in (params or {}).items() if v is not None}
-    return " ".join(f"{k}={v}" for k, v in changed.items()) or "vLLM's defaults"
-
-
-def describe_point(record: PointRecord, objectives: list[str]) -> str:
-    """One line about a point that was just settled."""
-    where = f"{describe(record.params)} at {record.load_label}"
-    if record.state != "measured":
-        return f"{record.state}: {where}: {record.cause}: {record.detail}"
-    values = [(name, record.metrics.get(name)) for name in [*objectives, "output_throughput_tok_s"]]
-    return f"measured: {where}: " + " ".join(f"{k}={v:.4g}" for k, v in values if v is not None)

@@ -19,6 +19,7 @@ from sweep.study.loop import load_ladder
 
 # Planning figures for a launch nobody has measured yet; a finished study gives better ones.
 _START_AND_STOP_S = {"gpu": 150.0, "cpu": 45.0}
+_LOAD_S = 30.0
 _NOT_CHECKED = "not checked: engine.python has no vLLM"
 
 
@@ -91,7 +92,7 @@ def make_plan(config: SweepConfig, space: SearchSpace, cache_dir: Path) -> Plan:
     problems = _argument_problems(config, space, known["arguments"]) if known else []
     for name in config.objectives.metrics:
         get_metric(name)
-    launch_s = _START_AND_STOP_S[config.hardware.device] + len(loads) * min(60.0, config.workload.max_load_s)
+    launch_s = _START_AND_STOP_S[config.hardware.device] + len(loads) * min(_LOAD_S, config.workload.max_load_s)
     width = max(1, devices_needed(config, engine))
     parallel = max(1, config.hardware.devices // width)
     if config.executor.max_parallel is not None:

@@ -18,7 +18,7 @@ from sweep.results.metrics import get_metric
 from sweep.results.points import OperatingPoint
 from sweep.results.status import STATUS_FILE, duration_text, process_started
 from sweep.study.folder import write_json
-from sweep.study.loop import StudyLoop, describe
+from sweep.study.loop import StudyLoop
 
 _REFRESH_S = 1.0
 
@@ -73,7 +73,6 @@ class Progress:
             self._records_seen = len(loop.ledger.records)
         states = Counter(p.state for p in self._points)
         left = None if self._space_size is None else max(0, self._space_size - loop.configs_tried())
-        parallel = max(1, len(loop.active))
         return {
             "state": "running",
             "pid": os.getpid(),
@@ -92,7 +91,7 @@ class Progress:
                 {
                     "launch_id": a.job.spec.launch_id,
                     "phase": a.phase,
-                    "config": describe(a.work.params),
+                    "config": loop.describe(a.job.spec.engine),
                     "device_ids": list(a.job.spec.device_ids),
                     "running_s": round(time.monotonic() - a.started, 1),
                 }
@@ -100,22 +99,22 @@ class Progress:
             ],
             "hours_spent": round(loop.budget.hours_spent(), 4),
             "usd_spent": round(loop.budget.hours_spent() * loop.budget.usd_per_hour(), 4),
-            "eta_s": loop.budget.eta_s(loop.ledger, loop.points_in_flight(), len(loop.ladder), parallel, left),
-            "best": _best(self._points, loop.config.objectives.metrics),
+            "eta_s": loop.eta_s(left),
+            "best": _best(loop, self._points),
             "controller_s": round(loop.controller_s, 3),
             "stop_reason": loop.stop_reason,
         }
 
 
-def _best(points: list[OperatingPoint], objectives: list[str]) -> dict[str, Any]:
+def _best(loop: StudyLoop, points: list[OperatingPoint]) -> dict[str, Any]:
     """The best point of each objective so far."""
     best = {}
-    for name in objectives:
+    for name in loop.config.objectives.metrics:
         metric = get_metric(name)
         candidates = eligible(points, [name])
         if candidates:
             top = min(candidates, key=lambda p: metric.sign * p.metrics[name])
-            best[name] = {"value": top.metrics[name], "config": describe(top.params), "load": top.load_label}
+            best[name] = {"value": top.metrics[name], "config": loop.describe(top.engine), "load": top.load_label}
     return best
 
 

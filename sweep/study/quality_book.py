@@ -11,20 +11,24 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sweep.launch.spec import QUALITY_DIR, logprobs_path
+from sweep.launch.spec import CONTROL, QUALITY_DIR, REPEAT, logprobs_path
 from sweep.measure.quality import QualityResult, compare, load_logprobs, noise_floor
 from sweep.results.records import QualityRecord, Record
 from sweep.study.ledger import Ledger
 
 
 class QualityBook:
-    """reference: the fingerprint that all others are compared with. record: makes a QualityRecord durable."""
+    """reference: the fingerprint all others are compared with; reference_hash: the engine config that has it first.
+
+    record: makes a QualityRecord durable. retries: of a measurement that failed.
+    """
 
     def __init__(
         self,
         enabled: bool,
         folder: Path,
         reference: str,
+        reference_hash: str,
         ledger: Ledger,
         record: Callable[[Record], None],
         retries: int,
@@ -36,15 +40,25 @@ class QualityBook:
         self._record = record
         self._retries = retries
         self._claimed: set[str] = set()
+        self._control_claimed = False
+        self._reference_hash = reference_hash
         self._failures: Counter[str] = Counter()
         self._last_failure: dict[str, tuple[str, str]] = {}
 
-    def claim(self, fingerprint: str) -> bool:
-        """True if the launch about to start shall measure this fingerprint: nobody has, and nobody else is about to."""
-        if not self.enabled or fingerprint in self._claimed or not self._missing(fingerprint):
-            return False
-        self._claimed.add(fingerprint)
-        return True
+    def claim(self, fingerprint: str, config_hash: str) -> tuple[str, ...]:
+        """The quality runs that the launch about to start shall make: those nobody has made or is about to make."""
+        if not self.enabled:
+            return ()
+        is_reference = fingerprint == self.reference
+        if fingerprint not in self._claimed and self._missing(fingerprint):
+            self._claimed.add(fingerprint)
+            self._reference_hash = config_hash if is_reference else self._reference_hash
+            return ("", REPEAT) if is_reference else ("",)
+        wants_control = is_reference and config_hash != self._reference_hash and not self._control_claimed
+        if wants_control and not logprobs_path(self._folder, fingerprint, CONTROL).exists():
+            self._control_claimed = True
+            return (CONTROL,)
+        return ()
 
     def release(self, fingerprint: str, launch_id: str, failure: tuple[str, str] | None) -> None:
         """The claiming launch ended. failure: (cause, detail) if it tried to measure and could not."""
@@ -72,11 +86,13 @@ class QualityBook:
         reference = load_logprobs(logprobs_path(self._folder, self.reference))
         if not self.enabled or reference is None:
             return
-        repeat = load_logprobs(logprobs_path(self._folder, self.reference, repeat=True))
-        floor = noise_floor(reference, [repeat]) if repeat is not None else None
+        runs = [load_logprobs(logprobs_path(self._folder, self.reference, run)) for run in (REPEAT, CONTROL)]
+        equals = [run for run in runs if run is not None]
+        floor = noise_floor(reference, equals) if equals else None
         for path in sorted((self._folder / QUALITY_DIR).glob("*.npz")):
             known = self._ledger.quality(path.stem)
-            if path.stem.endswith("-repeat") or (known is not None and known.state == "measured"):
+            settled = known is not None and known.state == "measured" and known.noise_floor_kl == floor
+            if settled or path.stem.endswith((f"-{REPEAT}", f"-{CONTROL}")):
                 continue
             candidate = load_logprobs(path)
             if candidate is not None:

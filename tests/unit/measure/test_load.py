@@ -21,37 +21,39 @@ from sweep.measure.workload import LengthDistribution, Load, WorkloadSpec
 from sweep.results.metrics import METRICS
 
 OK, HTTP_ERROR, _, HANGS = range(4)
+CLOSED = Load(2)
 SPEC = WorkloadSpec(
     "w", LengthDistribution(value=3), LengthDistribution(value=5), num_requests=6, warmup_requests=2, max_load_s=30
 )
 
 
-def measure(server: Any, requests: Any, tmp_path: Path, spec: WorkloadSpec = SPEC, **changes: Any) -> LoadResult:
+def measure(
+    server: Any, requests: Any, tmp_path: Path, spec: WorkloadSpec = SPEC, load: Load = CLOSED, **changes: Any
+) -> LoadResult:
     options: dict[str, Any] = {"price_usd_per_device_hour": 3.6, "devices": 2}
-    return measure_load(
-        server.base_url, "m", spec, Load(2), requests, tmp_path / "c2-r0.parquet", **(options | changes)
-    )
+    out = tmp_path / f"{load.label}-r0.parquet"
+    return measure_load(server.base_url, "m", spec, load, requests, out, **(options | changes))
 
 
+@pytest.mark.parametrize("load", [CLOSED, Load(None, 50.0)])
 def test_a_load_becomes_metrics_files_and_counters(
-    scripted_server: Any, scripted_requests: Any, tmp_path: Path
+    scripted_server: Any, scripted_requests: Any, tmp_path: Path, load: Load
 ) -> None:
-    result = measure(scripted_server, scripted_requests([OK] * 6, warmup=2), tmp_path)
+    result = measure(scripted_server, scripted_requests([OK] * 6, warmup=4), tmp_path, load=load)
     assert (result.completed, result.failed, result.warmup_failed, result.first_error) == (6, 0, 0, None)
     assert set(result.metrics) <= set(METRICS)
     throughput = result.metrics["output_throughput_tok_s"]
     assert throughput
     assert result.metrics["output_throughput_per_device_tok_s"] == throughput / 2
     assert result.metrics["cost_usd_per_mtok"] == pytest.approx(2 * 1000 / throughput)
-    assert result.engine.generation_tokens == (6 + 2) * 5
     assert result.metrics["preemptions"] is None  # this server does not count them
     table = pq.read_table(result.raw)
-    assert table.num_rows == 8
-    assert table["output_tokens"].to_pylist() == [5] * 8
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "c2-r0.job.json", "c2-r0.json", "c2-r0.log", "c2-r0.parquet",
-    ]  # fmt: skip
-    assert json.loads((tmp_path / "c2-r0.json").read_text()) == result.summary
+    assert set(table["output_tokens"].to_pylist()) == {5}
+    assert result.engine.generation_tokens == table.num_rows * 5
+    assert result.summary["counts"]["warmup"] == table.num_rows - 6 >= 2
+    files = [load.label + "-r0" + suffix for suffix in (".job.json", ".json", ".log", ".parquet")]
+    assert sorted(p.name for p in tmp_path.iterdir()) == files
+    assert json.loads((tmp_path / files[1]).read_text()) == result.summary
 
 
 def test_failed_requests_are_counted_with_their_reasons(

@@ -34,7 +34,7 @@ PROMPTS = 4
 
 def log_softmax(logits: FloatArray) -> FloatArray:
     shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
 
 
 def as_measured(full: FloatArray, k: int, actual: np.ndarray) -> PromptLogprobs:
@@ -196,7 +196,7 @@ def test_prompts_are_fixed_disjoint_stretches_of_the_corpus() -> None:
     corpus = list(range(10_000))
     spec = QualitySpec(num_prompts=16, prompt_tokens=256)
     prompts = quality_prompts(corpus, spec)
-    assert prompts == quality_prompts(np.array(corpus), spec)  # type: ignore[arg-type]
+    assert prompts == quality_prompts(np.array(corpus), spec)
     assert all(p == list(range(p[0], p[0] + 256)) for p in prompts)
     assert len({token for p in prompts for token in p}) == 16 * 256
     assert prompts != quality_prompts(corpus, replace(spec, seed=1))
