@@ -50,7 +50,10 @@ _READ_BUFFER_BYTES = 4 * 2**20
 
 @dataclass(frozen=True)
 class Job:
-    """What JOB.json holds. requests: .npz of a RequestSet. out: the Parquet file to write, summary beside it."""
+    """What JOB.json holds. requests: .npz of a RequestSet. load: Load.to_dict(). seed: of the open loop's arrivals.
+
+    out: the Parquet file to write; the summary lies beside it with the suffix .json.
+    """
 
     base_url: str
     model: str

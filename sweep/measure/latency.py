@@ -8,8 +8,8 @@ expected beyond it, n (100 - p) / 100 >= 1: p99 takes 100 samples, p90 takes 10,
 TTFT, TPOT and E2E have one sample per measured request. A failed request counts as slower than all others, so a
 configuration cannot improve its tail by failing; a percentile that falls among failures is None. (Means are over the
 completed.) Requests that end after the window are included: leaving them out would favour short ones.
-ITL has one sample per token that arrived inside the window, but tokens of one request share its fate, so the rule above
-is applied to the number of requests they come from: otherwise one slow request could be the whole tail.
+ITL has one sample per token that arrived inside the window. Tokens of one request share its fate, and one slow request
+must not be the whole tail, so an ITL percentile also needs as many requests as the same TPOT percentile.
 
 Rates count what happened inside the window, by time stamp, whichever request it belongs to: warm-up requests still in
 flight when it opens make up for measured ones still in flight when it closes. Prompt tokens count at the first token.
@@ -90,11 +90,10 @@ def summarize(table: pa.Table, summary: Mapping[str, Any], spec: WorkloadSpec) -
         metrics[f"{key}_mean_ms"] = _mean(samples)
         for p in _PERCENTILES:
             metrics[f"{key}_p{p}_ms"] = percentile(samples, p, failures=failed)
-    itl_ms, itl_requests = gap_s[inside] * 1e3, len(np.unique(of[inside]))
+    itl_ms = gap_s[inside] * 1e3
     metrics["itl_mean_ms"] = _mean(itl_ms)
     for p in _PERCENTILES:
-        enough = itl_requests * (100 - p) >= 100
-        metrics[f"itl_p{p}_ms"] = percentile(itl_ms, p) if enough else None
+        metrics[f"itl_p{p}_ms"] = None if metrics[f"tpot_p{p}_ms"] is None else percentile(itl_ms, p)
 
     tpot_p50_ms = metrics["tpot_p50_ms"]
     metrics["user_throughput_tok_s"] = 1000 / tpot_p50_ms if tpot_p50_ms else None

@@ -29,7 +29,19 @@ def test_every_shipped_space_composes_and_has_members(space: str) -> None:
 
 @pytest.mark.parametrize(
     "group",
-    ["model", "hardware", "workload", "objectives", "constraints", "engine", "sampler", "budget", "quality", "storage"],
+    [
+        "model",
+        "hardware",
+        "workload",
+        "objectives",
+        "constraints",
+        "engine",
+        "sampler",
+        "budget",
+        "quality",
+        "proof",
+        "storage",
+    ],
 )
 def test_every_shipped_option_composes(group: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")

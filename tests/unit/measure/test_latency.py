@@ -143,6 +143,10 @@ def test_itl_percentiles_need_as_many_requests_as_samples() -> None:
     assert metrics_of(one_long * 2, 1.0)["itl_p50_ms"] == pytest.approx(1.0)
     assert metrics_of(one_long * 9, 1.0)["itl_p90_ms"] is None
     assert metrics_of(one_long * 10, 1.0)["itl_p90_ms"] == pytest.approx(1.0)
+    two_tokens = [row(0.01 * i, [0.01 * i + 0.002, 0.01 * i + 0.004]) for i in range(100)]
+    cut = metrics_of(two_tokens, 0.5)  # half of the tokens arrive after the window: too few samples left
+    assert cut["itl_p99_ms"] is None and cut["tpot_p99_ms"] == pytest.approx(2.0)
+    assert metrics_of(two_tokens, 1.0)["itl_p99_ms"] == pytest.approx(2.0)
 
 
 def test_when_everything_failed_no_latency_and_no_rate_is_a_number() -> None:
