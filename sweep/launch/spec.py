@@ -137,7 +137,9 @@ def build_engine(config: SweepConfig, settings: Mapping[str, Any]) -> EngineConf
                 del env[knob]
         else:
             args[knob] = value
-    return EngineConfig(model, {k: v for k, v in args.items() if v is not None}, env)
+    # One device in a direction is vLLM's default: saying so would only make two names for one configuration.
+    defaults = {name for name, value in args.items() if name.endswith("_parallel_size") and value == 1}
+    return EngineConfig(model, {k: v for k, v in args.items() if v is not None and k not in defaults}, env)
 
 
 def devices_needed(config: SweepConfig, engine: EngineConfig) -> int:

@@ -122,6 +122,7 @@ class LoadRun:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(self._run())
         gc.enable()
+        gc.unfreeze()
         self.window = self._window()
 
     @property

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sweep.config import SweepConfig
 from sweep.engine.arguments import check_arguments, known_arguments
 from sweep.launch.spec import build_engine, devices_needed
 from sweep.results.metrics import get_metric
 from sweep.results.status import duration_text
-from sweep.space.params import Choice
+from sweep.space.params import Choice, Param
 from sweep.space.search_space import ENUMERATION_LIMIT, SearchSpace, SpaceSize
 from sweep.study.loop import load_ladder
 
 # Planning figures for a launch nobody has measured yet; a finished study gives better ones.
 _START_AND_STOP_S = {"gpu": 150.0, "cpu": 45.0}
 _LOAD_S = 30.0
+_DRAWS = 300
 _NOT_CHECKED = "not checked: engine.python has no vLLM"
 
 
@@ -38,7 +41,7 @@ class Plan:
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
     launch_s: float
-    launches_side_by_side: int
+    launches_side_by_side: float
     launches: int | None
     points: int | None
     hours: float | None
@@ -68,7 +71,7 @@ class Plan:
             *(f"PROBLEM       {problem}" for problem in self.problems),
             *(f"warning       {warning}" for warning in self.warnings),
             f"one launch    about {duration_text(self.launch_s)} with its {len(self.loads)} loads (planning figure),"
-            f" {self.launches_side_by_side} side by side",
+            f" {self.launches_side_by_side:.1f} side by side on average",
             self._budget_line(),
         ]
         return "\n".join(lines)
@@ -94,7 +97,7 @@ def make_plan(config: SweepConfig, space: SearchSpace, cache_dir: Path) -> Plan:
         get_metric(name)
     launch_s = _START_AND_STOP_S[config.hardware.device] + len(loads) * min(_LOAD_S, config.workload.max_load_s)
     width = max(1, devices_needed(config, engine))
-    parallel = max(1, config.hardware.devices // width)
+    parallel = max(1.0, config.hardware.devices / _mean_devices(config, space))
     if config.executor.max_parallel is not None:
         parallel = min(parallel, config.executor.max_parallel)
     launches = _launches(config, size, len(loads), launch_s, parallel)
@@ -120,7 +123,7 @@ def make_plan(config: SweepConfig, space: SearchSpace, cache_dir: Path) -> Plan:
     )
 
 
-def _launches(config: SweepConfig, size: SpaceSize, loads: int, launch_s: float, parallel: int) -> int | None:
+def _launches(config: SweepConfig, size: SpaceSize, loads: int, launch_s: float, parallel: float) -> int | None:
     """The tightest of: configurations there are, trials, hours and money in the budget."""
     limits = [size.launchable] if size.launchable is not None else []
     if config.budget.trials is not None:
@@ -161,7 +164,21 @@ def _warnings(config: SweepConfig, baseline_in_space: bool) -> list[str]:
     return warnings
 
 
-def _knob_line(param: Any) -> str:
-    values = ", ".join(map(str, param.labels)) if isinstance(param, Choice) else f"{param.low} to {param.high}"
+def _knob_line(param: Param) -> str:
     when = f"   when {param.when.text}" if param.when else ""
-    return f"{param.name}: {values}{when}".replace("None", "default")
+    if not isinstance(param, Choice):
+        return f"{param.name}: {param.low} to {param.high}{when}"
+    names, labels = "", [str(label) for label in param.labels]
+    keys = {tuple(setting) for setting in param.settings}
+    if len(keys) == 1 and len(joint := next(iter(keys))) > 1:
+        names = f" ({', '.join(joint)})"
+        labels = ["(" + ", ".join(map(str, setting.values())) + ")" for setting in param.settings]
+    return f"{param.name}{names}: {', '.join(labels)}{when}".replace("None", "default")
+
+
+def _mean_devices(config: SweepConfig, space: SearchSpace) -> float:
+    """Devices of an average launchable configuration, from uniform draws."""
+    rng = np.random.default_rng(0)
+    draws = [p for p in (space.sample(rng) for _ in range(_DRAWS)) if not space.violations(p)]
+    widths = [devices_needed(config, build_engine(config, space.settings(p))) for p in draws]
+    return sum(widths) / len(widths) if widths else 1.0
