@@ -6,14 +6,15 @@ Imports live inside the commands: `sweep --help`, `status` and `pick` answer wit
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from sweep.errors import StudyError, SweepError
+from sweep.errors import SlaError, StudyError, SweepError, did_you_mean
 
 if TYPE_CHECKING:
     from sweep.decide.opened import Study
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, rest = parser.parse_known_args(argv)
     unknown = [word for word in rest if word.startswith("-")]
     if unknown or (rest and not hasattr(args, "overrides")):
-        parser.error(f"unrecognized arguments: {' '.join(unknown or rest)}")
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown or rest)}", word=(unknown or rest)[0])
     if rest:
         args.overrides += rest
     try:
@@ -51,10 +52,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"sweep: error: no space left on the device of {error.filename or 'a file'}", file=sys.stderr)
+        print("  fix: free some; what is recorded is safe, and the same command continues", file=sys.stderr)
+        return EXIT_USER_ERROR
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake on the command line as every other mistake is reported."""
+
+    def error(self, message: str, word: str = "") -> NoReturn:
+        options = [text for action in self._actions for text in action.option_strings]
+        near = did_you_mean(word.partition("=")[0], options)
+        hint = near if near.startswith("did you mean") else f"see `{self.prog} --help`"
+        print(f"{self.prog.split()[0]}: error: {message}\n  fix: {hint}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
         prog="sweep",
         description="Measure the Pareto front of speed, cost and quality over real vLLM deployments, and pick one.",
         epilog=_EPILOG,
@@ -72,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--cfg", choices=["job"], help="print the composed config and stop")
         sub.add_argument("--resolve", action="store_true", help="with --cfg: resolve interpolations")
         sub.add_argument("--info", choices=["defaults"], help="print the defaults list and stop")
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, parser=sub)
     commands.choices["plan"].add_argument("--json", action="store_true", help="for scripts")
 
     status = _reader(commands, "status", _status, "what a running or finished study is doing")
@@ -87,7 +105,26 @@ def _parser() -> argparse.ArgumentParser:
     target = pick.add_mutually_exclusive_group()
     target.add_argument("--minimize", metavar="METRIC", help="default: the study's first objective")
     target.add_argument("--maximize", metavar="METRIC")
+    pick.add_argument("--headroom", type=float, default=0.0, metavar="SHARE", help="share of each bound to leave free")
+    pick.add_argument("--confidence", type=float, metavar="P", help="probability, from repeats, asked of each bound")
+    pick.add_argument("--traffic-rps", type=float, metavar="RPS", help="mean requests/s: replicas, devices and cost")
+    pick.add_argument("--peak-to-mean", type=float, metavar="X", help="peak traffic over mean traffic (default: 2)")
+    pick.add_argument("--growth", type=float, metavar="X", help="factor on the traffic to be ready for (default: 1.2)")
+    pick.add_argument("--spare", type=int, metavar="N", help="replicas that may fail at the peak (default: 1)")
     pick.add_argument("--json", action="store_true", help="for scripts")
+
+    deploy = _reader(commands, "deploy", _deploy, "write a point as a command, a config file or a manifest")
+    chosen = deploy.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--point", metavar="POINT_ID", help="as `sweep pick` and `sweep export` name it")
+    chosen.add_argument("--sla", help="deploy what `sweep pick` chooses")
+    target = deploy.add_mutually_exclusive_group()
+    target.add_argument("--minimize", metavar="METRIC", help="with --sla; default: the study's first objective")
+    target.add_argument("--maximize", metavar="METRIC")
+    deploy.add_argument("--format", required=True, choices=["serve", "yaml", "compose", "k8s", "systemd"])
+    deploy.add_argument("--replicas", type=int, default=1, metavar="N")
+    deploy.add_argument("--image", help="container image (default: vLLM's own, of the measured version)")
+    deploy.add_argument("--port", type=int, default=8000)
+    deploy.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: print it")
 
     export = _reader(commands, "export", _export, "write every operating point to a .csv or .parquet file")
     export.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
@@ -97,14 +134,14 @@ def _parser() -> argparse.ArgumentParser:
     completion = commands.add_parser("completion", help='print shell completion: eval "$(sweep completion bash)"')
     completion.add_argument("shell", choices=["bash"])
     completion.add_argument("--query", metavar="LINE", help=argparse.SUPPRESS)
-    completion.set_defaults(command=_completion)
+    completion.set_defaults(command=_completion, parser=completion)
     return parser
 
 
 def _reader(commands: Any, name: str, command: Any, text: str) -> argparse.ArgumentParser:
     sub: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     sub.add_argument("study", nargs="?", type=Path, help="study folder (default: the newest under ./runs)")
-    sub.set_defaults(command=command)
+    sub.set_defaults(command=command, parser=sub)
     return sub
 
 
@@ -130,10 +167,17 @@ def _plan(args: argparse.Namespace) -> int:
     composed = _compose(args)
     if composed is None:
         return 0
-    from sweep.study.plan import make_plan
+    from sweep.study.plan import estimated_front, make_plan
 
     plan = make_plan(*composed, cache_dir=_cache_dir())
-    print(json.dumps(plan.to_dict(), indent=1) if args.json else plan.text())
+    front = estimated_front(*composed)
+    if args.json:
+        print(
+            json.dumps({**plan.to_dict(), "estimate": front if isinstance(front, str) else front.to_dict()}, indent=1)
+        )
+    else:
+        print(plan.text())
+        print(f"estimate      {front}" if isinstance(front, str) else front.text())
     return EXIT_USER_ERROR if plan.problems else 0
 
 
@@ -148,7 +192,10 @@ def _run(args: argparse.Namespace) -> int:
 
     session = run_study(*composed, cache_dir=_cache_dir())
     study = open_study(session.folder)
-    print(f"\n{session.reason}\n\n{front_text(study)}\n\nreport  {write_report(session.folder)}")
+    share = session.controller_s / session.wall_s
+    print(f"\n{session.reason}")
+    print(f"controller's own work: {session.controller_s:.1f} s of {session.wall_s:.0f} s ({share:.1%})")
+    print(f"\n{front_text(study)}\n\nreport  {write_report(session.folder)}")
     print(f'next    sweep pick {_shown(session.folder)} --sla "…"')
     return EXIT_INTERRUPTED if session.interrupted else 0
 
@@ -178,9 +225,47 @@ def _front(args: argparse.Namespace) -> int:
 
 
 def _pick(args: argparse.Namespace) -> int:
-    result = _open(args.study).pick(args.sla, minimize=args.minimize, maximize=args.maximize)
+    from sweep.decide.capacity import Traffic
+
+    stated = {name: getattr(args, name) for name in ("peak_to_mean", "growth", "spare")}
+    stated = {name: value for name, value in stated.items() if value is not None}
+    if args.traffic_rps is None and stated:
+        raise SlaError(f"--{next(iter(stated)).replace('_', '-')} says nothing without a traffic", "add --traffic-rps")
+    result = _open(args.study).pick(
+        args.sla,
+        minimize=args.minimize,
+        maximize=args.maximize,
+        headroom=args.headroom,
+        confidence=args.confidence,
+        traffic=None if args.traffic_rps is None else Traffic(args.traffic_rps, **stated),
+    )
     print(json.dumps(result.to_dict(), indent=1) if args.json else result.text())
     return 0 if result.feasible else EXIT_INFEASIBLE
+
+
+def _deploy(args: argparse.Namespace) -> int:
+    from sweep.decide.answer import Infeasible
+    from sweep.decide.deploy import artefact
+
+    study = _open(args.study)
+    if args.point is not None:
+        point = study.point(args.point)
+    else:
+        result = study.pick(args.sla, minimize=args.minimize, maximize=args.maximize)
+        if isinstance(result, Infeasible):
+            print(result.text(), file=sys.stderr)
+            return EXIT_INFEASIBLE
+        point = result.chosen
+    text = artefact(point, study, args.format, args.replicas, image=args.image, port=args.port)
+    if args.output is None:
+        print(text, end="")
+        return 0
+    try:
+        args.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StudyError(f"cannot write '{args.output}': {error.strerror}", "name another file with -o") from error
+    print(args.output)
+    return 0
 
 
 def _export(args: argparse.Namespace) -> int:

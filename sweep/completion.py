@@ -16,7 +16,7 @@ _sweep_completion() {
 complete -F _sweep_completion sweep
 """.strip()
 
-_COMMANDS = ("run", "plan", "status", "front", "pick", "export", "report", "completion")
+_COMMANDS = ("run", "plan", "status", "front", "pick", "deploy", "export", "report", "completion")
 _COMPOSED = ("run", "plan")
 
 

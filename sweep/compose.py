@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sweep import config as schema
-from sweep.config import ModelConfig, SweepConfig
+from sweep.config import ModelConfig, SweepConfig, TraceConfig
 from sweep.engine.devices import detect_gpus
 from sweep.errors import ConfigError, did_you_mean
+from sweep.measure.trace_files import SHIPPED, trace_checksum, trace_path
+from sweep.measure.workload import WorkloadSpec
 
 CONFIG_NAME = "config"
 _OWN_ARGUMENTS = {"host", "port", "model", "api_key", "uds", "ssl_keyfile"}
@@ -82,6 +84,7 @@ def load_config(overrides: Sequence[str], user_config_dir: Path | None = None) -
     except OmegaConfBaseException as error:
         raise _explain(error) from error
     _fill_model_facts(config.model)
+    _fill_trace_facts(config.workload.trace)
     _check(config)
     return config
 
@@ -150,6 +153,14 @@ def _fill_model_facts(model: ModelConfig) -> None:
         model.weights_gib = round(size / 2**30, 3) or None
 
 
+def _fill_trace_facts(trace: TraceConfig) -> None:
+    """Where the trace lies and what is in it: a study belongs to this content."""
+    if trace.file is not None:
+        path = trace_path(trace.file)
+        trace.sha256 = trace.sha256 or trace_checksum(path)
+        trace.file = trace.file if path.parent == SHIPPED else str(path.resolve())
+
+
 def _check(config: SweepConfig) -> None:
     """Cross-field checks: one clear error each, before any GPU-minute is spent."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.study):
@@ -179,19 +190,42 @@ def _check(config: SweepConfig) -> None:
             raise ConfigError(
                 f"{key}.{name}={args[name]} is set by sweep itself", f"remove {key}.{name}: {_OWN_REASON}"
             )
-    longest = (config.workload.prompt_tokens.high or 0) + (config.workload.output_tokens.high or 0)
-    limit = config.model.args.get("max_model_len")
-    if isinstance(limit, int) and longest > limit:
-        raise ConfigError(
-            f"workload.prompt_tokens.high + output_tokens.high = {longest} exceeds model.args.max_model_len={limit}",
-            f"shorten the workload or raise model.args.max_model_len to {longest}",
-        )
-    if not (config.workload.loads.concurrency or config.workload.loads.request_rate_rps):
-        raise ConfigError("workload.loads is empty", "set workload.loads.concurrency=[1,8,32]")
-    if config.engine.kind != "vllm":
-        raise ConfigError(f"engine.kind={config.engine.kind!r} is unknown", "known: vllm")
+    _check_workload(config)
+    _check_engine(config)
     if config.executor.kind != "local":
         raise ConfigError(f"executor.kind={config.executor.kind!r} is unknown", "known: local")
+
+
+def _check_workload(config: SweepConfig) -> None:
+    workload = WorkloadSpec.from_dict(asdict(config.workload))
+    longest, limit = workload.longest_request_tokens, config.model.args.get("max_model_len")
+    if isinstance(limit, int) and longest is not None and longest > limit:
+        what = "conversation.max_tokens" if workload.conversation else "prompt_tokens.high or output_tokens.high"
+        raise ConfigError(
+            f"workload '{workload.name}': its longest request of {longest} tokens, shared prefix and answer included,"
+            f" exceeds model.args.max_model_len={limit}",
+            f"lower workload.{what}, or raise model.args.max_model_len to {longest}",
+        )
+    if not workload.loads:
+        raise ConfigError("workload.loads is empty", "set workload.loads.concurrency=[1,8,32]")
+
+
+def _check_engine(config: SweepConfig) -> None:
+    kind, simulation = config.engine.kind, config.engine.simulation
+    if kind not in ("vllm", "simulated"):
+        raise ConfigError(f"engine.kind={kind!r} is unknown", did_you_mean(kind, ["vllm", "simulated"]))
+    if (simulation is None) != (kind == "vllm"):
+        raise ConfigError(f"engine.kind={kind} with engine.simulation={simulation}", "write engine=vllm or =simulated")
+    if simulation is None:
+        return
+    if simulation.times not in ("auto", "roofline"):
+        raise ConfigError(f"engine.simulation.times={simulation.times!r} is unknown", "known: auto, roofline")
+    if simulation.time_scale <= 0:
+        raise ConfigError(f"engine.simulation.time_scale={simulation.time_scale}", "give a number above 0")
+    if config.hardware.device != "gpu" or config.hardware.memory_gib is None:
+        raise ConfigError(
+            f"hardware={config.hardware.name} cannot be simulated", "name a GPU whose memory is known: hardware=h100x8"
+        )
 
 
 def _explain(error: Exception) -> ConfigError:
@@ -205,7 +239,8 @@ def _explain(error: Exception) -> ConfigError:
     missing = re.search(r"Key '([^']+)' (?:is )?not in (?:'(\w+)'|struct)", first)
     if missing:
         key = full_key.group(1) if full_key else missing.group(1)
-        known = _known_keys(missing.group(2))
+        inside_a_knob = re.fullmatch(r"space\.params\..+\.\w+", key)
+        known = _known_keys("ParamConfig" if inside_a_knob else missing.group(2))
         hint = did_you_mean(missing.group(1), known) if known else f"to add it, write +{key}=…"
         return ConfigError(f"unknown key '{key}'", hint)
     group = re.search(r"Could not find '([\w@/]+)/(\S+)'", str(error))

@@ -44,7 +44,9 @@ class HardwareConfig:
 
 @dataclass
 class LengthConfig:
-    """Token lengths: kind fixed (value), uniform (low, high), lognormal (median, sigma) or empirical (values)."""
+    """Token lengths: kind fixed (value), uniform (low, high), lognormal (median, sigma), empirical (values), quantiles
+    (values, equally spaced) or trace (those of workload.trace). low and high cut every kind.
+    """
 
     kind: str = "fixed"
     value: int | None = None
@@ -57,11 +59,57 @@ class LengthConfig:
 
 @dataclass
 class LoadsConfig:
-    """The load ladder of every launch: closed-loop concurrencies and open-loop request rates."""
+    """The load ladder of every launch: closed-loop concurrencies, open-loop request rates, speeds of a trace's replay.
+
+    cv: coefficient of variation of the gaps between arrivals (1: Poisson); burstiness = 1/cv^2 says the same.
+    ramp_from_rps: each rate is reached in a straight line from this one. rate_scale: 1 replays the trace as recorded.
+    """
 
     concurrency: list[int] = field(default_factory=list)
     request_rate_rps: list[float] = field(default_factory=list)
     burstiness: float = 1.0
+    cv: float | None = None
+    ramp_from_rps: float | None = None
+    rate_scale: list[float] = field(default_factory=list)
+
+
+@dataclass
+class ClassConfig:
+    """Requests with an SLO of their own; None takes the workload's value. share: relative to the other classes'."""
+
+    share: float = 1.0
+    prompt_tokens: LengthConfig | None = None
+    output_tokens: LengthConfig | None = None
+    shared_prefix_tokens: int | None = None
+    num_shared_prefixes: int | None = None
+    temperature: float | None = None
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
+    slo_e2e_ms: float | None = None
+
+
+@dataclass
+class ConversationConfig:
+    """Multi-turn requests: turns of each conversation, if more than one. See measure.workload.Conversation."""
+
+    turns: LengthConfig = field(default_factory=lambda: LengthConfig(value=1))
+    max_tokens: int | None = None
+    at_once: int | None = None
+
+
+@dataclass
+class TraceConfig:
+    """Requests somebody once sent: a shipped trace by name, or a file. See measure.replay.TraceReplay.
+
+    sampling: window (as recorded) or bootstrap (rows at random). sha256 is filled in, so that a study notices a change.
+    """
+
+    file: str | None = None
+    sampling: str = "window"
+    keep_share: float = 1.0
+    length_scale: float = 1.0
+    max_rows: int = 200_000
+    sha256: str | None = None
 
 
 @dataclass
@@ -81,7 +129,12 @@ class WorkloadConfig:
     seed: int = 0
     slo_ttft_ms: float | None = None
     slo_tpot_ms: float | None = None
+    slo_e2e_ms: float | None = None
+    ignore_eos: bool = True
     loads: LoadsConfig = field(default_factory=LoadsConfig)
+    classes: dict[str, ClassConfig] = field(default_factory=dict)
+    conversation: ConversationConfig = field(default_factory=ConversationConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
 
 
 @dataclass
@@ -91,20 +144,23 @@ class ParamConfig:
     choices: list[Any] | None = None
     joint: list[str] | None = None
     bundles: dict[str, Any] | None = None
-    # int or float: unions inside a dict of dataclasses trip OmegaConf 2.3, so space/params.py checks them
-    low: Any = None
-    high: Any = None
-    step: Any = None
+    low: int | float | None = None
+    high: int | float | None = None
+    step: int | float | None = None
     log: bool = False
     when: str | None = None
 
 
 @dataclass
 class SpaceConfig:
-    """What may vary. constraints are expressions over knobs, model.*, hardware.* that every configuration meets."""
+    """What may vary. constraints are expressions over knobs, model.*, hardware.* that every configuration meets.
+
+    params: name -> the fields of a ParamConfig. (OmegaConf cannot add a dict to a dict of dataclasses, and a knob must
+    be addable on the command line; space/params.py checks the fields.)
+    """
 
     name: str = "???"
-    params: dict[str, ParamConfig] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
     constraints: list[str] = field(default_factory=list)
 
 
@@ -124,8 +180,31 @@ class ConstraintsConfig:
 
 
 @dataclass
+class SimulationConfig:
+    """The GPUs of engine.kind=simulated, which are not there.
+
+    times: "auto" (measured kernels where they cover the config, else a roofline) or "roofline". time_scale: seconds of
+    wall clock for each simulated second; what is recorded is wall clock. startup_s: of vLLM itself, before it loads
+    weights. tpot_cv, ttft_cv: spread between launches. crash_share: of the regions (layout x numerics) that crash.
+    acceptance: accepted share of draft tokens.
+    """
+
+    times: str = "auto"
+    time_scale: float = 1.0
+    startup_s: float = 20.0
+    tpot_cv: float = 0.06
+    ttft_cv: float = 0.10
+    crash_share: float = 0.0
+    acceptance: float = 0.5
+    seed: int = 0
+
+
+@dataclass
 class EngineSettings:
-    """How a deployment is launched. python: the interpreter that holds vLLM (None: the one running sweep)."""
+    """How a deployment is launched. kind: "vllm" or "simulated", which alone has a simulation.
+
+    python: the interpreter that holds vLLM (None: the one running sweep).
+    """
 
     kind: str = "vllm"
     python: str | None = None
@@ -133,6 +212,7 @@ class EngineSettings:
     env: dict[str, str] = field(default_factory=dict)
     startup_timeout_s: float = 900.0
     stop_timeout_s: float = 30.0
+    simulation: SimulationConfig | None = None
 
 
 @dataclass
@@ -188,12 +268,20 @@ class ProofConfig:
 
     max_loop_lag_ms, max_loop_lag_share: the client is too slow to trust when the p99 of its event-loop delay exceeds
     both the milliseconds and that share of the median TTFT. max_unexpected_hit_rate: prefix-cache hits above what
-    the workload itself shares.
+    the workload itself shares. cross_check: also run vLLM's own bench once, at the baseline's busiest closed loop.
     """
 
     max_loop_lag_ms: float = 5.0
     max_loop_lag_share: float = 0.05
     max_unexpected_hit_rate: float = 0.05
+    cross_check: bool = False
+
+
+@dataclass
+class ValidationConfig:
+    """finalists: configs of the front that are launched fresh at the end and measured on held-out requests."""
+
+    finalists: int = 0
 
 
 @dataclass
@@ -214,6 +302,7 @@ class SweepConfig:
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     quality: QualityConfig = field(default_factory=QualityConfig)
     proof: ProofConfig = field(default_factory=ProofConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dicts, as written to study.json."""

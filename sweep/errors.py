@@ -30,6 +30,12 @@ class SlaError(SweepError):
     """An SLA text that cannot be understood."""
 
 
+def require(condition: bool, field: str, value: object, fix: str) -> None:
+    """Raises ConfigError "field=value" with its fix unless the condition holds."""
+    if not condition:
+        raise ConfigError(f"{field}={value}", fix)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint naming the nearest known words, or all of them when nothing is near.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from sweep.decide.capacity import Capacity
+from sweep.decide.certainty import METHOD, NO_SPREAD, Demand
 from sweep.decide.sla import Bound, Sla
 from sweep.decide.wording import engine_text, load_text, plural, point_value_text, value_text
 from sweep.engine.engine_args import EngineConfig
@@ -15,16 +17,23 @@ from sweep.results.points import OperatingPoint
 
 @dataclass(frozen=True)
 class BoundReport:
-    """One bound at the chosen point. relaxed: the best point without it, None if that gains nothing."""
+    """One bound at the chosen point. relaxed: the best point without it, None if that gains nothing.
+
+    probability: that the true value keeps the bound as stated; None where no spread is known.
+    """
 
     bound: Bound
     value: float
     relaxed: OperatingPoint | None
+    probability: float | None
 
 
 @dataclass(frozen=True, repr=False)
 class PickResult:
-    """The chosen point and the reasons. runner_up: the best feasible point of another engine config."""
+    """The chosen point and the reasons. runner_up: the best feasible point of another engine config.
+
+    capacity: what the traffic asked about needs; None if none was.
+    """
 
     feasible: ClassVar[bool] = True
     target: Metric
@@ -37,6 +46,8 @@ class PickResult:
     n_feasible: int
     n_measured: int
     shared: Mapping[str, Any]
+    demand: Demand
+    capacity: Capacity | None
 
     @property
     def command(self) -> str:
@@ -50,6 +61,7 @@ class PickResult:
             "target": self.target.name,
             "direction": self.target.direction,
             "sla": str(self.sla),
+            **asdict(self.demand),
             "chosen": point_dict(self.chosen),
             "runner_up": point_dict(self.runner_up) if self.runner_up else None,
             "why": list(self.why),
@@ -59,6 +71,7 @@ class PickResult:
                     "op": b.bound.op,
                     "bound": b.bound.value,
                     "value": b.value,
+                    "probability": b.probability,
                     "binding": b.relaxed is not None,
                     "target_without_it": b.relaxed.metrics[self.target.name] if b.relaxed else None,
                     "point_without_it": b.relaxed.point_id if b.relaxed else None,
@@ -68,6 +81,7 @@ class PickResult:
             "ties": [p.point_id for p in self.ties],
             "n_feasible": self.n_feasible,
             "n_measured": self.n_measured,
+            "capacity": self.capacity.to_dict() if self.capacity else None,
             "command": self.command,
         }
 
@@ -78,6 +92,10 @@ class PickResult:
         if self.bounds:
             lines += ["", "What each bound costs"]
             lines += [f"  {_bound_text(b, self.target, self.chosen, self.shared)}" for b in self.bounds]
+        if any(b.probability is not None for b in self.bounds):
+            lines.append(f"  (probabilities: {METHOD})")
+        if self.capacity is not None:
+            lines += ["", "For the traffic", *(f"  {line}" for line in self.capacity.text_lines())]
         if self.runner_up is not None:
             lines += ["", *_point_lines("Runner-up", self.runner_up, self.target, self.sla, self.shared)]
         return "\n".join([*lines, "", "Run it", f"  {self.command}"])
@@ -88,17 +106,36 @@ class PickResult:
 
 @dataclass(frozen=True)
 class Miss:
-    """One bound at the nearest point. relative: miss / bound, 0 if met. best: the best value at any point."""
+    """One bound at the nearest point. relative: miss / bound, 0 if met. best: the best value at any point.
+
+    kept: whether it is met with the headroom and confidence asked for, which relative includes where it can be had.
+    """
 
     bound: Bound
     value: float
     relative: float
     best: float
+    kept: bool
+    probability: float | None
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """A bound, what it would have to become for `point`, and the change as a fraction of the bound."""
+
+    bound: Bound
+    to: Bound
+    relative: float
+    point: OperatingPoint
 
 
 @dataclass(frozen=True, repr=False)
 class Infeasible:
-    """No measured point meets the SLA. nearest: the point whose largest relative miss is smallest."""
+    """No measured point meets the SLA. nearest: the point whose largest relative miss is smallest.
+
+    unsure: points whose measured values meet it, but not with the headroom or confidence asked for. relaxations:
+    the smallest of each bound alone, where one is enough. joint_relaxation: of all bounds the nearest point misses.
+    """
 
     feasible: ClassVar[bool] = False
     target: Metric
@@ -109,6 +146,11 @@ class Infeasible:
     n_candidates: int
     n_measured: int
     shared: Mapping[str, Any]
+    demand: Demand
+    unsure: tuple[OperatingPoint, ...]
+    n_without_spread: int
+    relaxations: tuple[Relaxation, ...]
+    joint_relaxation: tuple[Relaxation, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
@@ -117,6 +159,7 @@ class Infeasible:
             "target": self.target.name,
             "direction": self.target.direction,
             "sla": str(self.sla),
+            **asdict(self.demand),
             "nearest": point_dict(self.nearest),
             "misses": [
                 {
@@ -126,20 +169,31 @@ class Infeasible:
                     "value": m.value,
                     "relative_miss": m.relative,
                     "best_of_any_point": m.best,
+                    "kept": m.kept,
+                    "probability": m.probability,
                 }
                 for m in self.misses
             ],
             "enough_to_drop": [str(b) for b in self.enough_to_drop],
+            "relaxations": [_relaxation_dict(r) for r in self.relaxations],
+            "joint_relaxation": [_relaxation_dict(r) for r in self.joint_relaxation],
+            "meet_it_as_measured": [p.point_id for p in self.unsure],
+            "n_without_spread": self.n_without_spread,
             "n_candidates": self.n_candidates,
             "n_measured": self.n_measured,
         }
 
     def text(self) -> str:
         """For a terminal, without colour."""
-        lines = [f"Infeasible: of {plural(self.n_candidates, 'measured point')} none meets {self.sla}"]
+        asked = f"{self.sla} with {self.demand}" if str(self.demand) else str(self.sla)
+        lines = [f"Infeasible: of {plural(self.n_candidates, 'measured point')} none meets {asked}"]
         if self.n_measured > self.n_candidates:
             lacking = plural(self.n_measured - self.n_candidates, "more point")
             lines.append(f"({lacking} took no part: a metric asked for was not measured there)")
+        if self.unsure:
+            lines.append(f"({plural(len(self.unsure), 'point')} would as measured, but not with {self.demand})")
+        if self.n_without_spread:
+            lines.append(f"({plural(self.n_without_spread, 'point')} could not be judged: {NO_SPREAD}; repeat them)")
         lines.append("")
         lines += [
             *_point_lines("Nearest", self.nearest, self.target, self.sla, self.shared),
@@ -147,12 +201,38 @@ class Infeasible:
             "Bounds there",
         ]
         for m in self.misses:
-            state = "met" if m.bound.meets(m.value) else f"missed by {_percent(m.relative)}"
             best = value_text(m.bound.metric, m.best)
-            lines.append(f"  {m.bound}: {state} ({value_text(m.bound.metric, m.value)}; best of any point {best})")
+            value = point_value_text(self.nearest, m.bound.metric)
+            lines.append(f"  {m.bound}: {self._state_text(m)} ({value}; best of any point {best})")
         if self.enough_to_drop:
             lines += ["", f"Dropping one of these is enough: {', '.join(map(str, self.enough_to_drop))}"]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._relaxation_lines()])
+
+    def _state_text(self, miss: Miss) -> str:
+        if miss.kept:
+            return "met"
+        if miss.bound.meets(miss.value):
+            unsure = self.demand.confidence is not None
+            return f"met as measured, but not with {self.demand}" + (f" ({_sure_text(miss)})" if unsure else "")
+        return f"missed by {_percent(miss.relative)}"
+
+    def _relaxation_lines(self) -> list[str]:
+        if not self.relaxations and not self.joint_relaxation:
+            return []
+        lines = ["", "Smallest relaxation that lets a point through"]
+        for r in self.relaxations:
+            lines.append(f"  {r.bound} -> {r.to} ({_percent(r.relative)} looser): {self._reached(r.point)}")
+        alone = {r.bound for r in self.relaxations}
+        lines += [f"  {bound}: loosening it alone is not enough" for bound in self.sla.bounds if bound not in alone]
+        if len(self.joint_relaxation) > 1:
+            together = " ".join(str(r.to) for r in self.joint_relaxation)
+            most = max(r.relative for r in self.joint_relaxation)
+            lines.append(f"  together: {together} (at most {_percent(most)} looser): {self._reached(self.nearest)}")
+        return lines
+
+    def _reached(self, point: OperatingPoint) -> str:
+        value = point_value_text(point, self.target.name)
+        return f"{engine_text(point, self.shared)} at {point.load_label}, {self.target.name} {value}"
 
     def __repr__(self) -> str:
         return self.text()
@@ -188,7 +268,7 @@ def _point_lines(title: str, point: OperatingPoint, target: Metric, sla: Sla, sh
 def _bound_text(report: BoundReport, target: Metric, chosen: OperatingPoint, shared: Mapping[str, Any]) -> str:
     bound = report.bound
     spare = abs(bound.value - report.value) / abs(bound.value) if bound.value else 0.0
-    here = f"{bound}: here {point_value_text(chosen, bound.metric)}, {_percent(spare)} to spare"
+    here = f"{bound}: here {point_value_text(chosen, bound.metric)}, {_percent(spare)} to spare, {_sure_text(report)}"
     if report.relaxed is None:
         return f"{here}; costs nothing, dropping it would change nothing"
     change = "lower" if target.direction == "minimize" else "raise"
@@ -198,6 +278,22 @@ def _bound_text(report: BoundReport, target: Metric, chosen: OperatingPoint, sha
         f"from {point_value_text(chosen, target.name)} to {point_value_text(there, target.name)} "
         f"({engine_text(there, shared)} at {there.load_label}, {bound.metric} {point_value_text(there, bound.metric)})"
     )
+
+
+def _sure_text(bound: BoundReport | Miss) -> str:
+    p = bound.probability
+    if p is None:
+        return NO_SPREAD
+    return f"holds with probability {'> 0.999' if p > 0.999 else '< 0.001' if p < 0.001 else f'{p:.3f}'}"
+
+
+def _relaxation_dict(relaxation: Relaxation) -> dict[str, Any]:
+    return {
+        "bound": str(relaxation.bound),
+        "to": str(relaxation.to),
+        "relative": relaxation.relative,
+        "point_id": relaxation.point.point_id,
+    }
 
 
 def _percent(fraction: float) -> str:

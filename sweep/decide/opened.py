@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweep.decide.answer import Infeasible, PickResult
+from sweep.decide.capacity import Traffic, price_of
+from sweep.decide.certainty import Demand
 from sweep.decide.pick import pick
 from sweep.decide.sla import Sla, parse_sla
-from sweep.errors import StudyError
+from sweep.errors import StudyError, did_you_mean
 from sweep.results.front import Hypervolume, hypervolume
 from sweep.results.metrics import METRICS, get_metric
 from sweep.results.points import (
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 STUDY_FILE = "study.json"
 _LAUNCH = (
     "launch_id", "config_hash", "fingerprint", "purpose", "devices", "device_ids", "state", "cause", "detail",
-    "transient", "attempt", "startup_s", "duration_s", "started_at", "finished_at", "vllm_version", "log",
+    "transient", "attempt", "startup_s", "duration_s", "started_at", "finished_at", "vllm_version",
+    "resolved_differently", "log",
 )  # fmt: skip
 _FAILURES = ("cause", "subject", "points", "recovered", "launches", "transient", "detail", "engine", "log")
 
@@ -65,6 +68,15 @@ class Study:
     def operating_points(self) -> list[OperatingPoint]:
         """The points as plain objects (no pandas)."""
         return operating_points(self.records)
+
+    def point(self, point_id: str) -> OperatingPoint:
+        """The point of this id. Raises StudyError naming the nearest ones."""
+        found = {p.point_id: p for p in self.operating_points}
+        if point_id not in found:
+            near = did_you_mean(point_id, found)
+            hint = near if near.startswith("did you mean") else "`sweep front --json` and `sweep export` list them"
+            raise StudyError(f"study '{self.name}' has no point '{point_id}'", hint)
+        return found[point_id]
 
     @cached_property
     def points(self) -> pd.DataFrame:
@@ -101,14 +113,33 @@ class Study:
         )
 
     def pick(
-        self, sla: str | Sla | None = None, *, minimize: str | None = None, maximize: str | None = None
+        self,
+        sla: str | Sla | None = None,
+        *,
+        minimize: str | None = None,
+        maximize: str | None = None,
+        headroom: float = 0.0,
+        confidence: float | None = None,
+        traffic: Traffic | float | None = None,
     ) -> PickResult | Infeasible:
-        """The best measured point that meets the SLA; the target defaults to the study's first objective."""
+        """The best measured point that meets the SLA; the target defaults to the study's first objective.
+
+        headroom, confidence: of every bound, see decide.certainty.Demand. traffic: mean requests per second, or a
+        decide.capacity.Traffic, to size the deployment for.
+        """
         if minimize is None and maximize is None and self.objectives:
             first = get_metric(self.objectives[0])
             minimize, maximize = (first.name, None) if first.direction == "minimize" else (None, first.name)
         bounds = parse_sla(sla) if isinstance(sla, str) else sla or Sla()
-        return pick(self.operating_points, bounds, minimize=minimize, maximize=maximize)
+        return pick(
+            self.operating_points,
+            bounds,
+            minimize=minimize,
+            maximize=maximize,
+            demand=Demand(headroom, confidence),
+            traffic=Traffic(traffic) if isinstance(traffic, int | float) else traffic,
+            price_usd_per_device_hour=price_of(self.config),
+        )
 
     def hypervolume(self, reference_point: Mapping[str, float] | None = None) -> Hypervolume | None:
         """Hypervolume of the study's front with the reference point used; None while nothing is measured."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from sweep.decide.wording import engine_text, plural, shared_settings
 from sweep.results.front import front, ineligible
 from sweep.results.metrics import get_metric
 from sweep.results.points import OperatingPoint, failures
+from sweep.results.records import LaunchRecord
 from sweep.results.status import duration_text
+from sweep.results.validation import validations
 
 _ALSO_SHOWN = ("output_throughput_tok_s", "itl_p50_ms")
 
@@ -45,7 +48,47 @@ def front_text(study: Study, objectives: Sequence[str] | None = None) -> str:
     if without:
         lines.append(f"not on any front: {plural(len(without), 'measured point')}, for example {without[0][1]}")
     lines += [_failure_line(f.cause, f.points, f.recovered, f.detail) for f in failures(study.records)]
+    lines += [*_validation_lines(study, names), *_changed_by_vllm(study), *_cross_check(study)]
     return "\n".join(lines)
+
+
+def _validation_lines(study: Study, objectives: Sequence[str]) -> list[str]:
+    """What a fresh launch on held-out requests made of the finalists, against what the search had seen."""
+    lines = []
+    for v in validations(study.records, objectives):
+        if v.state != "measured":
+            lines.append(f"held out  {v.point.point_id}: {v.state}: {v.cause}")
+            continue
+        changes = []
+        for name, value in v.held_out.items():
+            by = v.worse_by(name)
+            text = "" if by is None else f" ({abs(by):.1%} {'worse' if by > 0 else 'better'})"
+            changes.append(f"{name} {v.first[name]:.4g} -> {value:.4g}{text}")
+        lines.append(f"held out  {v.point.point_id}: {', '.join(changes)}")
+    return lines
+
+
+def _changed_by_vllm(study: Study) -> list[str]:
+    """One line for each argument that vLLM resolved to something else than asked, with how often it did."""
+    changes = Counter(
+        f"{name}: asked {asked}, ran with {resolved}"
+        for record in study.records
+        if isinstance(record, LaunchRecord)
+        for name, (asked, resolved) in record.resolved_differently.items()
+    )
+    return [f"changed   by vLLM in {plural(n, 'launch')}: {text}" for text, n in changes.most_common()]
+
+
+def _cross_check(study: Study) -> list[str]:
+    """What vLLM's own bench saw beside our client, where the study asked for it."""
+    check = study.meta.get("cross_check")
+    if check is None:
+        return []
+    if "failed" in check:
+        return [f"cross-check failed: {check['failed']}"]
+    pairs = {name: (v["sweep"], v["vllm_bench"]) for name, v in check.items() if isinstance(v, dict)}
+    shown = [f"{name} {a:.4g} against {b:.4g}" for name, (a, b) in pairs.items() if a is not None and b is not None]
+    return [f"cross-check at {check['load']}, ours against vLLM's bench: {', '.join(shown)}"]
 
 
 def front_dict(study: Study, objectives: Sequence[str] | None = None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,8 @@ from sweep.errors import ConfigError, did_you_mean
 _PROBE = Path(__file__).with_name("parser_probe.py")
 _PROBE_TIMEOUT_S = 180.0
 # Finding the package without importing it takes milliseconds; importing vLLM takes seconds.
-_LOCATE = "import importlib.util as u; s = u.find_spec('vllm'); print(s.origin if s else '')"
+# A mere folder of that name is no package and has no origin.
+_LOCATE = "import importlib.util as u; s = u.find_spec('vllm'); print(s and s.origin or '')"
 
 
 def known_arguments(python: str, cache_dir: Path) -> dict[str, Any] | None:
@@ -24,7 +26,8 @@ def known_arguments(python: str, cache_dir: Path) -> dict[str, Any] | None:
     Raises ConfigError when the interpreter does not run or its vLLM does not import.
     """
     try:
-        located = subprocess.run([python, "-c", _LOCATE], capture_output=True, text=True, timeout=60, check=True)
+        located = _run([python, "-c", _LOCATE], timeout_s=60.0)
+        located.check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"engine.python={python} does not run: {error}", "name a Python interpreter") from error
     origin = located.stdout.strip()
@@ -46,15 +49,25 @@ def known_arguments(python: str, cache_dir: Path) -> dict[str, Any] | None:
 
 
 def _probe(python: str) -> dict[str, Any]:
-    result = subprocess.run(
-        [python, str(_PROBE)], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
-    )
+    command = [python, str(_PROBE)]
+    try:
+        result = _run(command, timeout_s=_PROBE_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"the vLLM of engine.python={python} did not import within {_PROBE_TIMEOUT_S:.0f} s",
+            f"see what holds up: {shlex.join(command)}",
+        ) from error
     line = next((x for x in result.stdout.splitlines() if x.startswith("SWEEP_PROBE ")), None)
     if line is None:
         last = (result.stderr.strip().splitlines() or ["no output"])[-1]
         raise ConfigError(f"the vLLM of engine.python={python} does not import: {last}", "repair that environment")
     probed: dict[str, Any] = json.loads(line.removeprefix("SWEEP_PROBE "))
     return probed
+
+
+def _run(command: list[str], *, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONSAFEPATH": "1"}  # neither a module of ours nor of the working directory's is imported
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
 
 
 def check_arguments(args: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
@@ -72,6 +85,10 @@ def check_arguments(args: Mapping[str, Any], known: Mapping[str, Any]) -> list[s
             continue
         if isinstance(value, bool) != argument["is_bool"]:
             problems.append(f"{name}={value}: takes {'true or false' if argument['is_bool'] else 'a value'}")
+        elif value is False and not any(flag.startswith("--no-") for flag in argument["flags"]):
+            problems.append(f"{name}={value}: can only be set to true, or left out with null")
+        elif not _converts(value, argument["type"]):
+            problems.append(f"{name}={value}: takes {argument['type']}")
         elif argument["choices"] is not None and str(value) not in argument["choices"]:
             problems.append(f"{name}={value}: not among {', '.join(argument['choices'])}")
     return problems
@@ -79,3 +96,12 @@ def check_arguments(args: Mapping[str, Any], known: Mapping[str, Any]) -> list[s
 
 def _near(name: str, known: Mapping[str, Any]) -> bool:
     return did_you_mean(name, known).startswith("did you mean")
+
+
+def _converts(value: Any, kind: str | None) -> bool:
+    """Whether the parser's own conversion accepts a value; kinds that are vLLM's own are left to it."""
+    convert = {"int": int, "float": float}.get(kind or "")
+    try:
+        return convert is None or convert(str(value)) is not None
+    except ValueError:
+        return False

@@ -31,11 +31,14 @@ def detect_gpus() -> list[Gpu]:
 
 
 def device_memory_used_mib(device_ids: Sequence[str]) -> list[float] | None:
-    """Memory in use on devices named as in CUDA_VISIBLE_DEVICES (index or UUID), MiB; None without NVML."""
+    """Memory in use on devices named as in CUDA_VISIBLE_DEVICES (index or UUID), MiB; None where NVML does not tell."""
     with _nvml() as nvml:
         if nvml is None:
             return None
-        return [nvml.nvmlDeviceGetMemoryInfo(_handle(nvml, d)).used / 2**20 for d in device_ids]
+        try:
+            return [nvml.nvmlDeviceGetMemoryInfo(_handle(nvml, d)).used / 2**20 for d in device_ids]
+        except nvml.NVMLError:  # a lost GPU, an abbreviated UUID, a GPU that shares the host's memory
+            return None
 
 
 @contextmanager

@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
-import ctypes
+import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from sweep.engine.devices import device_memory_used_mib
 from sweep.engine.engine_args import EngineConfig
 from sweep.engine.failures import FailureCause, LaunchFailure, Phase, classify
+from sweep.engine.processes import (
+    LAUNCH_ID,
+    OWNER_FD,
+    carriers,
+    end_with_parent,
+    foreign_listeners,
+    kernel_oom_kills,
+    lease_port,
+    mapped_shared_memory,
+)
+from sweep.engine.processes import kill_leftovers as kill_leftovers  # also for those who clean up after us
 
-LAUNCH_ID = "SWEEP_LAUNCH_ID"
-_PRCTL = ctypes.CDLL(None, use_errno=True).prctl
-_PR_SET_PDEATHSIG = 1
+VLLM_SERVE = (str(Path(__file__).with_name("vllm_serve.py")), "serve")
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy has no business on the loopback
 _POLL_S = 0.2
 _LOG_TAIL_BYTES = 200_000
-_KILL_WAIT_S = 20.0
 _DEVICE_WAIT_S = 60.0
 _DEVICE_SLACK_MIB = 64.0
-# After a failed request the engine needs a moment to die and to write why.
-_DEATH_WAIT_S = 10.0
+# After a failed request the engine needs a moment to die and to write why: vLLM looks for a dead engine every 5 s.
+_DEATH_WAIT_S = 15.0
+# Before it serves there is no request to finish, and vLLM 0.32 loses a SIGTERM that comes while its engine loads (its
+# zmq_socket_ctx catches the KeyboardInterrupt) and then waits ten minutes for that engine.
+_UNREADY_STOP_TIMEOUT_S = 5.0
+_UNEXPLAINED = (FailureCause.died_at_startup, FailureCause.first_request_failed, FailureCause.engine_died)
 
 
 class Server:
     """A vLLM server under `python`, in its own process group, on its own port of the loopback interface.
 
-    device_env confines it to its devices. launch_id marks every process of it through the environment, so that
-    leftovers are found even when they left the process group. niceness: lowers its CPU priority, where it shares
-    cores with the load client. Use as a context manager, or call stop().
+    device_env confines it to its devices. launch_id, unique on this machine, marks every process of it through the
+    environment, so that leftovers are found even when they left the process group. niceness: lowers its CPU priority,
+    where it shares cores with the load client. Use as a context manager, or call stop(). The server ends with the
+    process that started it, however that ends, and with its thread: start it from one that lasts.
     """
 
     def __init__(
@@ -53,6 +67,7 @@ class Server:
         stop_timeout_s: float,
         launch_id: str,
         niceness: int = 0,
+        command: Sequence[str] = VLLM_SERVE,
     ) -> None:
         self.engine = engine
         self.startup_s: float | None = None
@@ -65,9 +80,15 @@ class Server:
         self._stop_timeout_s = stop_timeout_s
         self._launch_id = launch_id
         self._niceness = niceness
+        self._command = tuple(command)
+        self._port_lease: socket.socket | None = None
         self._port = 0
+        self._socket_dir = ""
+        self._owner_fd: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
         self._memory_before: list[float] | None = None
+        self._oom_kills_before = kernel_oom_kills()
 
     def __enter__(self) -> Server:
         try:
@@ -94,27 +115,33 @@ class Server:
         """Start and wait until a real completion came back. Raises LaunchFailure; call stop() afterwards either way."""
         began = time.monotonic()
         deadline = began + self._startup_timeout_s
-        self._port = _free_port()
+        self._port_lease = lease_port()
+        self._port = self._port_lease.getsockname()[1]
         self._memory_before = device_memory_used_mib(self._devices())
-        with self._log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(self._python, "-m", "vllm.entrypoints.openai.api_server"),
-                    *("--model", self.engine.model, "--host", "127.0.0.1", "--port", str(self._port)),
-                    *self.engine.argv(),
-                ],
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=self._in_child,
-            )
+        ours = ("--host", "127.0.0.1", "--port", str(self._port))
+        try:
+            # Not in the launch's folder: a socket's path must be short.
+            self._socket_dir = tempfile.mkdtemp(prefix="sweep-")
+            owner_fd, self._owner_fd = os.pipe()
+            with self._log_path.open("ab") as log, os.fdopen(owner_fd):
+                self._process = subprocess.Popen(
+                    [self._python, *self._command, self.engine.model, *ours, *self.engine.argv()],
+                    env={**self._environment(), OWNER_FD: str(owner_fd)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=(owner_fd,),
+                    preexec_fn=end_with_parent(self._niceness),
+                )
+        except OSError as error:
+            raise LaunchFailure(classify("startup", None, f"OSError: {error}", None)[0], str(error)) from error
         self._await_health(deadline)
         self._check_owner()
-        self.served_model = str(self._get("/v1/models", "first_request")["data"][0]["id"])
-        self.vllm_version = self._get("/version", "first_request").get("version")
-        self._first_completion(deadline)
+        self.served_model = str(self._first_answer("/v1/models", deadline)["data"][0]["id"])
+        self.vllm_version = self._first_answer("/version", deadline).get("version")
+        prompt = {"model": self.served_model, "prompt": "The capital of France is", "max_tokens": 2, "temperature": 0}
+        self._first_answer("/v1/completions", deadline, prompt)
         self.startup_s = time.monotonic() - began
 
     def is_alive(self) -> bool:
@@ -122,109 +149,127 @@ class Server:
 
     def died(self) -> LaunchFailure | None:
         """Why the server no longer serves, if it does not: its process ended, or its engine did behind a live port."""
-        if self.is_alive() and self._healthy(timeout_s=10.0):
-            return None
-        return self._failure("load", None, wait=True)
+        deadline = time.monotonic() + _DEATH_WAIT_S
+        while self.is_alive() and time.monotonic() < deadline:
+            if self._healthy(timeout_s=_DEATH_WAIT_S):
+                return None
+            time.sleep(_POLL_S)
+        return self._failure("load", None)
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix. Raises LaunchFailure if that fails: a warm cache must not be measured."""
-        request = urllib.request.Request(f"{self.base_url}/reset_prefix_cache", method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=30.0):
-                pass
+            self._request("/reset_prefix_cache", timeout_s=30.0, method="POST")
         except OSError as error:
-            raise self._failure("load", f"POST /reset_prefix_cache: {error}", wait=False) from error
+            raise self._failure("load", f"POST /reset_prefix_cache: {error}") from error
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL, to the group and all that carries our launch id; returns when all of it is gone."""
-        if self._process is None:
+        """SIGTERM, then SIGKILL to all that carries our launch id; idempotent, returns when all of it is gone."""
+        if self._port_lease is None or self._stopped:
             return
-        if self._process.poll() is None:
-            _signal_group(self._process.pid, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(self._stop_timeout_s)
-        _signal_group(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        kill_leftovers(self._launch_id)
+        if self._process is not None:
+            self._end(self._process)
+        self._port_lease.close()
+        if self._owner_fd is not None:
+            os.close(self._owner_fd)
+        shutil.rmtree(self._socket_dir, ignore_errors=True)
         self._await_device_memory()
+        self._stopped = True
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        shared_memory = mapped_shared_memory(carriers(self._launch_id))
+        if process.poll() is None:
+            process.terminate()
+            patience_s = self._stop_timeout_s if self.startup_s is not None else _UNREADY_STOP_TIMEOUT_S
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(min(patience_s, self._stop_timeout_s))
+        kill_leftovers(self._launch_id)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for segment in shared_memory:
+            segment.unlink(missing_ok=True)
 
     # ---------------------------------------------------------------- start-up
 
     def _environment(self) -> dict[str, str]:
-        offline = {"HF_HUB_OFFLINE": "1"} if Path(self.engine.model).is_dir() else {}
+        inherited = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}  # we ask without one
+        offline = {"HF_HUB_OFFLINE": "1"} if self.engine.is_local else {}
         return {
-            **os.environ,
+            **inherited,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, in which devices are leased and their memory is read
+            "PYTHONFAULTHANDLER": "1",  # a crash in a kernel leaves a line in the log
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_RPC_BASE_PATH": self._socket_dir,
             "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
             **offline,
             **self.engine.env,
             **self._device_env,
+            "SPT_NOENV": "1",  # else setproctitle writes vLLM's process names over the environment in /proc
             LAUNCH_ID: self._launch_id,
         }
-
-    def _in_child(self) -> None:
-        """Between fork and exec: the kernel shall send SIGTERM when our process dies, however it dies."""
-        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        os.nice(self._niceness)
 
     def _await_health(self, deadline: float) -> None:
         while not self._healthy(timeout_s=5.0):
             if not self.is_alive():
-                raise self._failure("startup", None, wait=False)
+                raise self._failure("startup", None)
             if time.monotonic() > deadline:
-                last = self._log_lines()[-1:] or ["the server wrote nothing"]
-                text = f"not healthy after {self._startup_timeout_s:.0f} s; last line: {last[0][:200]}"
+                last = next((line for line in reversed(self._log_lines()) if line.strip()), "the server wrote nothing")
+                text = f"not healthy after {self._startup_timeout_s:.0f} s; last line: {last[:200]}"
                 raise LaunchFailure(FailureCause.startup_timeout, text)
             time.sleep(_POLL_S)
 
     def _check_owner(self) -> None:
-        """The socket that answers must be ours: a port can be taken between choice and use."""
-        ours = {p.pid for p in _family(self.pid)}
-        listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr]
-        owners = {c.pid for c in listening if tuple(c.laddr)[1:] == (self._port,)}
-        if not owners & ours:
-            who = f"process {', '.join(map(str, owners))}" if owners else "nobody"
-            raise LaunchFailure(FailureCause.port_in_use, f"port {self._port} is served by {who}, not by this launch")
+        """Who answers must be ours: a port can be taken between choice and use."""
+        owner = foreign_listeners(self._port, self.pid)
+        if owner is not None:
+            raise LaunchFailure(FailureCause.port_in_use, f"port {self._port} is served by {owner}, not by this launch")
 
-    def _first_completion(self, deadline: float) -> None:
-        body = {"model": self.served_model, "prompt": "The capital of France is", "max_tokens": 2, "temperature": 0}
-        request = urllib.request.Request(
-            f"{self.base_url}/v1/completions",
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
+    def _first_answer(self, path: str, deadline: float, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON of one of the first requests; whatever keeps it from coming is a failure of the launch."""
         try:
-            with urllib.request.urlopen(request, timeout=max(1.0, deadline - time.monotonic())) as answer:
-                text = answer.read().decode(errors="replace")
+            return json.loads(self._request(path, timeout_s=max(1.0, deadline - time.monotonic()), body=body))
         except urllib.error.HTTPError as error:
-            raise self._failure("first_request", error.read().decode(errors="replace"), wait=True) from error
-        except OSError as error:
-            raise self._failure("first_request", str(error), wait=True) from error
-        if json.loads(text)["usage"]["completion_tokens"] < 1:
-            raise self._failure("first_request", f"a completion without tokens: {text}", wait=True)
-
-    def _get(self, path: str, phase: Phase) -> Any:
-        try:
-            with urllib.request.urlopen(self.base_url + path, timeout=30.0) as answer:
-                return json.loads(answer.read())
+            raise self._failure("first_request", error.read().decode(errors="replace")) from error
         except (OSError, ValueError) as error:
-            raise self._failure(phase, f"GET {path}: {error}", wait=True) from error
+            if self.is_alive() and time.monotonic() >= deadline:
+                text = f"healthy, but {path} did not answer within {self._startup_timeout_s:.0f} s of the start"
+                raise LaunchFailure(FailureCause.startup_timeout, text) from error
+            raise self._failure("first_request", f"{path}: {error}") from error
+
+    # ---------------------------------------------------------------- requests
+
+    def _request(
+        self, path: str, *, timeout_s: float, body: Mapping[str, Any] | None = None, method: str | None = None
+    ) -> bytes:
+        """Raises OSError, of which urllib's HTTPError is one."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.base_url + path, data=data, headers=headers, method=method)
+        try:
+            with _DIRECT.open(request, timeout=timeout_s) as answer:
+                return bytes(answer.read())
+        except http.client.HTTPException as error:
+            raise OSError(f"no HTTP answer: {error!r}") from error
 
     def _healthy(self, timeout_s: float) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.base_url}/health", timeout=timeout_s) as answer:
-                return bool(answer.status == 200)
+            self._request("/health", timeout_s=timeout_s)
         except OSError:
             return False
+        return True
 
     # ---------------------------------------------------------------- failure and end
 
-    def _failure(self, phase: Phase, response: str | None, *, wait: bool) -> LaunchFailure:
-        deadline = time.monotonic() + (_DEATH_WAIT_S if wait else 0.0)
+    def _failure(self, phase: Phase, response: str | None) -> LaunchFailure:
+        deadline = time.monotonic() + (_DEATH_WAIT_S if phase == "first_request" else 0.0)
         while self.is_alive() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         code = self._process.poll() if self._process is not None else None
-        return LaunchFailure(*classify(phase, code, "\n".join(self._log_lines()), response))
+        cause, detail = classify(phase, code, "\n".join(self._log_lines()), response)
+        if cause in _UNEXPLAINED and kernel_oom_kills() > self._oom_kills_before:
+            cause, detail = FailureCause.out_of_memory, f"the kernel killed processes for lack of memory; {detail}"
+        return LaunchFailure(cause, detail)
 
     def _log_lines(self) -> list[str]:
         with self._log_path.open("rb") as log:
@@ -243,41 +288,3 @@ class Server:
             if all(used <= before + _DEVICE_SLACK_MIB for used, before in pairs):
                 return
             time.sleep(_POLL_S)
-
-
-def kill_leftovers(launch_id: str) -> int:
-    """End every process that carries this launch id in its environment; returns how many there were."""
-    left = [p for p in psutil.process_iter() if p.pid != os.getpid() and _carries(p, launch_id)]
-    for process in left:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(left, timeout=_KILL_WAIT_S)
-    return len(left)
-
-
-def _carries(process: psutil.Process, launch_id: str) -> bool:
-    try:
-        return process.environ().get(LAUNCH_ID) == launch_id
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _signal_group(pid: int, signum: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signum)
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])

@@ -31,7 +31,7 @@ class Executor(Protocol):
     """Runs launches side by side on disjoint devices."""
 
     def has_room(self, devices: int) -> bool:
-        """Whether a launch of that many devices could start now."""
+        """Whether a launch of that many devices could start now. A job's devices come free when `running` is read."""
         ...
 
     def submit(self, spec: LaunchSpec) -> Job:

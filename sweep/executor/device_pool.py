@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from sweep.config import HardwareConfig
+from sweep.errors import ConfigError
 
 
 class DevicePool:
@@ -33,6 +34,25 @@ class DevicePool:
         self._free.update(ids)
 
 
+def check_devices(hardware: HardwareConfig) -> None:
+    """Raises ConfigError when the process may use fewer devices than hardware.devices promises."""
+    if hardware.device == "cpu":
+        available, what = len(os.sched_getaffinity(0)), "cores are available"
+    else:
+        outer = _outer_devices()
+        available, what = (len(outer) if outer else hardware.devices), "are selected by CUDA_VISIBLE_DEVICES"
+    if available < hardware.devices:
+        raise ConfigError(
+            f"hardware.devices={hardware.devices}, but only {available} {what}",
+            f"set hardware.devices={available}, or make more visible",
+        )
+
+
+def _outer_devices() -> list[str]:
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [name.strip() for name in names if name.strip()]
+
+
 def device_env(hardware: HardwareConfig, ids: Sequence[int]) -> dict[str, str]:
     """Environment that confines a launch to its devices.
 
@@ -40,11 +60,11 @@ def device_env(hardware: HardwareConfig, ids: Sequence[int]) -> dict[str, str]:
     the whole machine is one slot, else an equal share of this process's cores per slot.
     """
     if hardware.device == "gpu":
-        outer = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
+        outer = _outer_devices()
         return {"CUDA_VISIBLE_DEVICES": ",".join(outer[i] if outer else str(i) for i in ids)}
     if hardware.devices == 1:
         return {}
     cores = sorted(os.sched_getaffinity(0))
-    share = max(1, len(cores) // hardware.devices)
+    share = len(cores) // hardware.devices
     mine = [core for i in ids for core in cores[i * share : (i + 1) * share]]
     return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in mine)}

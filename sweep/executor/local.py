@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config import HardwareConfig
-from sweep.engine.server import kill_leftovers
-from sweep.executor.device_pool import DevicePool, device_env
+from sweep.engine.processes import kill_leftovers
+from sweep.executor.device_pool import DevicePool, check_devices, device_env
 from sweep.launch.spec import CONTROLLER_PID, EVENTS_FILE, WORKER_LOG, LaunchSpec
 
-_CANCEL_GRACE_S = 60.0
+# What a worker may take to end beyond the time its server has to stop.
+_CANCEL_MARGIN_S = 30.0
 
 
 class LocalJob:
@@ -27,7 +28,7 @@ class LocalJob:
         self._pool = pool
         self._events = spec.folder / EVENTS_FILE
         self._offset = 0
-        self._released = False
+        self.released = False
         self._cancelled_at: float | None = None
         spec_path = spec.write()
         with (spec.folder / WORKER_LOG).open("ab") as log:
@@ -47,13 +48,14 @@ class LocalJob:
     @property
     def running(self) -> bool:
         if self._process.poll() is None:
-            if self._cancelled_at is not None and time.monotonic() - self._cancelled_at > _CANCEL_GRACE_S:
+            limit_s = self.spec.stop_timeout_s + _CANCEL_MARGIN_S
+            if self._cancelled_at is not None and time.monotonic() - self._cancelled_at > limit_s:
                 self._process.kill()
             return True
-        if not self._released:
-            kill_leftovers(self.spec.launch_id)  # nothing to do after an orderly end
+        if not self.released:
+            kill_leftovers(self.spec.mark)  # nothing to do after an orderly end
             self._pool.release(self.spec.device_ids)
-            self._released = True
+            self.released = True
         return False
 
     def cancel(self) -> None:
@@ -63,16 +65,18 @@ class LocalJob:
 
 
 class LocalExecutor:
-    """Packs launches of different widths onto one node's devices."""
+    """Packs launches of different widths onto one node's devices. Raises ConfigError for devices that are not there."""
 
     def __init__(self, hardware: HardwareConfig, max_parallel: int | None) -> None:
+        check_devices(hardware)
         self._hardware = hardware
         self._pool = DevicePool(hardware.devices)
         self._max_parallel = max_parallel
         self._jobs: list[LocalJob] = []
 
     def has_room(self, devices: int) -> bool:
-        self._jobs = [job for job in self._jobs if job.running]
+        # Not asked whether they run: devices come free when the study notices, so that it learns before it launches.
+        self._jobs = [job for job in self._jobs if not job.released]
         slots_left = self._max_parallel is None or len(self._jobs) < self._max_parallel
         return slots_left and devices <= self._pool.free
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from sweep.engine.failures import FailureCause, LaunchFailure
+from sweep.engine.resolved import differences, fetch_resolved
 from sweep.engine.server import Server
+from sweep.launch.cross_check import cross_check
 from sweep.launch.proof import broken_proof
-from sweep.launch.spec import CONTROL, REPEAT, LaunchSpec, logprobs_path
+from sweep.launch.spec import CONTROL, REPEAT, RESOLVED_FILE, LaunchSpec, logprobs_path
 from sweep.measure.load import measure_load
 from sweep.measure.quality import (
     QualitySpec,
@@ -45,6 +48,7 @@ def run_launch(spec: LaunchSpec, server: Server, events: EventSink) -> LaunchFai
     try:
         server.start()
         events.write("phase", phase="preparing requests")
+        _save_resolved(spec, server)
         corpus = _corpus(spec, server)
     except LaunchFailure as failure:
         for load in loads:
@@ -57,12 +61,35 @@ def run_launch(spec: LaunchSpec, server: Server, events: EventSink) -> LaunchFai
         failure_or_none = _measure_quality(spec, server, corpus, events)
         if failure_or_none is not None:
             return failure_or_none
+    closed = next((load for load in loads if load.concurrency is not None), None)
+    if spec.proof["cross_check"] and spec.purpose == "baseline" and spec.attempt == 0 and closed is not None:
+        events.write("phase", phase="cross-check with vLLM's bench")
+        try:
+            events.write("facts", facts={"cross_check": cross_check(spec, server, workload, corpus, closed)})
+        except LaunchFailure as failure:
+            events.write("facts", facts={"cross_check": {"failed": str(failure)}})
+            if (death := server.died()) is not None:
+                return death
     for load in loads:
         events.write("phase", phase=f"load {load.label}")
         failure_or_none = _measure_point(spec, server, workload, requests, load, events)
         if failure_or_none is not None:
             return failure_or_none
     return None
+
+
+def _save_resolved(spec: LaunchSpec, server: Server) -> None:
+    resolved = fetch_resolved(server.base_url)
+    if resolved is not None:
+        temporary = (spec.folder / RESOLVED_FILE).with_suffix(".tmp")
+        temporary.write_text(json.dumps(resolved, indent=1))
+        temporary.replace(spec.folder / RESOLVED_FILE)
+
+
+def resolved_differently(spec: LaunchSpec) -> dict[str, Any]:
+    """Arguments of a launch that vLLM resolved to something else: name -> [asked, resolved]; empty if it never told."""
+    path = spec.folder / RESOLVED_FILE
+    return differences(spec.engine_config.nested_args, json.loads(path.read_text())) if path.exists() else {}
 
 
 def _measure_point(
@@ -133,7 +160,7 @@ def _measure_quality(
             return death
         target = logprobs_path(Path(spec.study_dir), spec.engine_config.fingerprint, run)
         target.parent.mkdir(exist_ok=True)
-        temporary = target.with_name(f".{spec.launch_id}-{target.name}")
+        temporary = target.with_suffix(f".{spec.launch_id}.tmp")  # no name that a reader of *.npz would take up
         shutil.copyfile(cached, temporary)
         temporary.replace(target)
     events.write("quality")
@@ -191,6 +218,7 @@ def _point(
         repeat=spec.repeat,
         started_at=started_at,
         finished_at=_now(),
+        provenance=spec.provenance,
         raw=raw,
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from sweep.config import SweepConfig
 from sweep.engine.engine_args import EngineConfig
+from sweep.engine.server import VLLM_SERVE
 from sweep.measure.workload import Load
 from sweep.results.records import Purpose
 from sweep.space.rules import parallel_devices
@@ -20,6 +21,7 @@ SPEC_FILE = "spec.json"
 EVENTS_FILE = "events.jsonl"
 SERVER_LOG = "server.log"
 WORKER_LOG = "worker.log"
+RESOLVED_FILE = "resolved.json"
 WORKER_LOCK = "worker.lock"
 QUALITY_DIR = "quality"
 REPEAT, CONTROL = "repeat", "control"
@@ -34,7 +36,8 @@ class LaunchSpec:
 
     loads: the part of the ladder to measure, in order. workload, quality, proof: plain dicts of the config groups.
     quality_runs: which measurements of its fingerprint to make (see logprobs_path); usually none. niceness: of the
-    engine's processes. devices: how many it occupies; the executor fills in device_ids and device_env.
+    engine's processes. devices: how many it occupies; the executor fills in device_ids and device_env. command: what
+    serves, after the interpreter and before the model. provenance: of the points it measures.
     """
 
     launch_id: str
@@ -58,10 +61,17 @@ class LaunchSpec:
     price_usd_per_device_hour: float
     device_ids: tuple[int, ...] = ()
     device_env: Mapping[str, str] | None = None
+    command: tuple[str, ...] = VLLM_SERVE
+    provenance: str = "measured"
 
     @property
     def folder(self) -> Path:
         return Path(self.study_dir) / LAUNCHES_DIR / self.launch_id
+
+    @property
+    def mark(self) -> str:
+        """What the processes of this launch carry in their environment. launch_id alone repeats between studies."""
+        return str(self.folder)
 
     @property
     def engine_config(self) -> EngineConfig:
@@ -74,7 +84,9 @@ class LaunchSpec:
         """Save as spec.json in the launch's folder; its presence is the promise that this launch was begun."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / SPEC_FILE
-        path.write_text(json.dumps(asdict(self), indent=1))
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(self), indent=1))
+        temporary.replace(path)
         return path
 
 
@@ -82,9 +94,8 @@ def read_spec(path: Path) -> LaunchSpec:
     data = json.loads(path.read_text())
     known = {f.name for f in fields(LaunchSpec)}
     values = {k: v for k, v in data.items() if k in known}
-    return LaunchSpec(
-        **{**values, "loads": tuple(values["loads"]), **{k: tuple(values[k]) for k in ("device_ids", "quality_runs")}}
-    )
+    sequences = {k: tuple(values[k]) for k in ("loads", "device_ids", "quality_runs", "command") if k in values}
+    return LaunchSpec(**{**values, **sequences})
 
 
 def make_spec(
@@ -97,6 +108,7 @@ def make_spec(
     purpose: Purpose,
     attempt: int,
     loads: Sequence[Load],
+    repeat: int,
     quality_runs: Sequence[str],
 ) -> LaunchSpec:
     """The launch of one engine config under the settings of this sweep."""
@@ -108,7 +120,7 @@ def make_spec(
         params=params,
         engine=engine.to_dict(),
         loads=tuple(load.to_dict() for load in loads),
-        repeat=0,
+        repeat=repeat,
         python=config.engine.python or sys.executable,
         startup_timeout_s=config.engine.startup_timeout_s,
         stop_timeout_s=config.engine.stop_timeout_s,
@@ -120,11 +132,24 @@ def make_spec(
         device_name=config.hardware.name,
         niceness=_CPU_NICENESS if config.hardware.device == "cpu" else 0,
         price_usd_per_device_hour=config.hardware.price_usd_per_device_hour,
+        command=VLLM_SERVE if config.engine.kind == "vllm" else _simulated_serve(config),
+        provenance="measured" if config.engine.kind == "vllm" else "simulated",
     )
 
 
+def _simulated_serve(config: SweepConfig) -> tuple[str, ...]:
+    """The simulated server with all it cannot ask a checkpoint or a driver."""
+    groups = {name: config.to_dict()[name] for name in ("model", "hardware")}
+    facts = {name: {k: v for k, v in group.items() if not isinstance(v, dict)} for name, group in groups.items()}
+    described = json.dumps({**facts, "simulation": config.to_dict()["engine"]["simulation"]})
+    return ("-m", "sweep.engine.simulated_server", "--simulation", described, "--model")
+
+
 def build_engine(config: SweepConfig, settings: Mapping[str, Any]) -> EngineConfig:
-    """Knob settings over the model's and the engine's own arguments. Upper-case knobs are environment variables."""
+    """Knob settings over the model's and the engine's own arguments.
+
+    Upper-case knobs are environment variables; true and false become 1 and 0 there, as vLLM reads them.
+    """
     args = {**config.model.args, **config.engine.args}
     env = {**config.model.env, **config.engine.env}
     model = config.model.path
@@ -132,7 +157,7 @@ def build_engine(config: SweepConfig, settings: Mapping[str, Any]) -> EngineConf
         if knob == "model":
             model = str(value)
         elif knob.isupper():
-            env[knob] = str(value)
+            env[knob] = str(int(value)) if isinstance(value, bool) else str(value)
             if value is None:
                 del env[knob]
         else:

@@ -19,7 +19,8 @@ from typing import Any
 
 from sweep.engine.failures import FailureCause, LaunchFailure
 from sweep.engine.server import Server
-from sweep.launch.launch import run_launch
+from sweep.errors import SweepError
+from sweep.launch.launch import resolved_differently, run_launch
 from sweep.launch.spec import CONTROLLER_PID, EVENTS_FILE, SERVER_LOG, WORKER_LOCK, LaunchSpec, read_spec
 from sweep.results.records import LaunchRecord, Record, to_dict
 
@@ -63,14 +64,18 @@ def _run(spec: LaunchSpec, events: Events) -> None:
         device_env=spec.device_env or {},
         startup_timeout_s=spec.startup_timeout_s,
         stop_timeout_s=spec.stop_timeout_s,
-        launch_id=spec.launch_id,
+        launch_id=spec.mark,
         niceness=spec.niceness,
+        command=spec.command,
     )
     failure: LaunchFailure | None = None
     try:
         failure = run_launch(spec, server, events)
     except Interrupted:
         failure = LaunchFailure(FailureCause.interrupted, "stopped with the sweep")
+    except SweepError as error:  # a mistake in the configuration that shows only now; every launch would meet it
+        events.write("mistake", message=error.message, hint=error.hint)
+        failure = LaunchFailure(FailureCause.interrupted, error.message)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server is being stopped already
         events.write("phase", phase="stopping")
@@ -96,6 +101,7 @@ def _run(spec: LaunchSpec, events: Events) -> None:
             log=str((spec.folder / SERVER_LOG).relative_to(spec.study_dir)),
             vllm_version=server.vllm_version,
             attempt=spec.attempt,
+            resolved_differently=resolved_differently(spec),
         )
     )
 

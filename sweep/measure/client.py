@@ -8,8 +8,11 @@ Closed loop: `concurrency` slots each send their next request when the last one 
 measured requests, without a pause in between. The window runs from the first measured request to the first moment a
 slot finds nothing left to send: until then the load is constant, after it the tail drains.
 Open loop: requests are sent at their due times, whatever the server does. The warm-up keeps the rate until its first
-`warmup_requests` requests have all ended (or its pool is used up). The window runs from the first to the last measured
-due time. In both, a window in which fewer than two measured requests ended is widened to the whole measured run.
+`warmup_requests` requests have all ended (or its pool is used up); a trace or conversations have a fixed warm-up, the
+requests just before the measured ones. The window runs from the first to the last measured arrival. In both, a window
+in which fewer than two measured requests ended is widened to the whole measured run.
+A turn of a conversation is sent when the turn before it has ended: a free slot takes the next request that may be sent,
+an arrival waits (and is due only then: its user is still reading).
 
 No request is sent later than max_load_s after the first (the warm-up counts); each may take request_timeout_s, so the
 drain ends at the latest that much later.
@@ -34,8 +37,9 @@ from typing import Any, Literal
 import aiohttp
 import numpy as np
 
+from sweep.measure.arrivals import Load, arrivals_s, warmup_arrivals_s
 from sweep.measure.recording import Phase, Status, rows, summary, write
-from sweep.measure.workload import Load, RequestSet
+from sweep.measure.requests import RequestSet
 
 # uvloop if it is there: a little cheaper, but the clock stays honest by doing nothing else while it runs.
 new_event_loop: Callable[[], asyncio.AbstractEventLoop] = import_module(
@@ -52,7 +56,8 @@ _READ_BUFFER_BYTES = 4 * 2**20
 class Job:
     """What JOB.json holds. requests: .npz of a RequestSet. load: Load.to_dict(). seed: of the open loop's arrivals.
 
-    out: the Parquet file to write; the summary lies beside it with the suffix .json.
+    temperature: of requests that have none of their own. ignore_eos: answers are exactly as long as asked. out: the
+    Parquet file to write; the summary lies beside it with the suffix .json.
     """
 
     base_url: str
@@ -66,6 +71,7 @@ class Job:
     request_timeout_s: float
     seed: int
     out: str
+    ignore_eos: bool = True
 
 
 @dataclass
@@ -101,18 +107,27 @@ class LoadRun:
         self.window: tuple[float, float, str] | None = None
         self.began = self.began_unix_s = 0.0
         measured = min(job.num_requests, requests.num_measured)
+        if self.load.rate_scale is not None and requests.arrivals_s is None:
+            raise SystemExit(f"{job.requests} has no arrival times, load {self.load.label} needs them")
         pool = range(requests.num_measured, len(requests))
-        if self.load.concurrency is not None:
-            warmup = max(job.warmup_requests, self.load.concurrency)
+        if self.load.concurrency is not None or self.load.rate_scale is not None or requests.fixed_warmup:
+            warmup = max(job.warmup_requests, requests.fixed_warmup, self.load.concurrency or 0)
             if warmup > len(pool):
                 raise SystemExit(f"{job.requests} holds {len(pool)} warm-up requests, this load needs {warmup}")
-            pool = pool[:warmup]
+            pool = pool[len(pool) - warmup :]
         self.planned = measured
+        self._requests = requests
         self._warmup, self._measured = pool, range(measured)
         self._bodies = {i: self._body(requests, i) for i in (*self._warmup, *self._measured)}
         self._parent = os.getppid()
         self._steady_end: float | None = None
+        self._arrivals: tuple[float, float] | None = None
         self._deadline = 0.0
+        # Who waits for whom; a turn whose former one is not part of this load waits for nobody.
+        after = {} if requests.after is None else {i: int(requests.after[i]) for i in self._bodies}
+        self._after = {i: before for i, before in after.items() if before in self._bodies}
+        self._ended: dict[int, asyncio.Event] = {before: asyncio.Event() for before in self._after.values()}
+        self._progress = asyncio.Event()
 
     def run(self) -> None:
         """Send everything and wait for every answer, error or time-out."""
@@ -137,7 +152,8 @@ class LoadRun:
         if self.load.concurrency is not None:
             start, end, rule = measured[0].sent_at, self._steady_end or max(ends), "steady"
         else:
-            start, end, rule = measured[0].due_at, measured[-1].due_at, "arrivals"
+            assert self._arrivals is not None
+            (start, end), rule = self._arrivals, "arrivals"
         if sum(ended_at <= end for ended_at in ends) < 2:
             end, rule = max(ends), "whole_run"
         return start, end, rule
@@ -147,10 +163,10 @@ class LoadRun:
         return json.dumps(
             {
                 "model": self.job.model,
-                "prompt": request.prompt_token_ids.tolist(),
+                "prompt": request.prompt,
                 "max_tokens": request.max_tokens,
-                "temperature": self.job.temperature,
-                "ignore_eos": True,
+                "temperature": self.job.temperature if request.temperature is None else request.temperature,
+                "ignore_eos": self.job.ignore_eos,
                 "stream": True,
                 "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             }
@@ -173,17 +189,22 @@ class LoadRun:
 
     async def _closed_loop(self) -> None:
         assert self.load.concurrency is not None
-        queue: list[tuple[int, Phase]] = [(i, "warmup") for i in self._warmup]
-        queue += [(i, "measured") for i in self._measured]
-        waiting = iter(queue)
+        queue: list[tuple[int, Phase]] = [(i, "measured") for i in reversed(self._measured)]
+        queue += [(i, "warmup") for i in reversed(self._warmup)]  # the next one is the last
 
         async def slot() -> None:
             free_since = perf_counter()
-            for index, phase in waiting:
+            while queue:
                 if perf_counter() > self._deadline:
                     self.stopped_by = "max_load_s"
                     break
-                free_since = await self._send(index, phase, due_at=free_since)
+                ready = next((k for k in range(len(queue) - 1, -1, -1) if self._may_send(queue[k][0])), None)
+                if ready is None:
+                    self._progress.clear()
+                    await self._progress.wait()
+                    free_since = perf_counter()
+                else:
+                    free_since = await self._send(*queue.pop(ready), due_at=free_since)
             if self._steady_end is None:
                 self._steady_end = perf_counter()
 
@@ -192,33 +213,60 @@ class LoadRun:
                 group.create_task(slot())
 
     async def _open_loop(self) -> None:
-        assert self.load.request_rate_rps is not None
-        shape, rate = self.load.burstiness, self.load.request_rate_rps
-        rng = np.random.default_rng(self.job.seed)
-        measured_gaps = rng.gamma(shape, 1 / (rate * shape), len(self._measured)).tolist()
-        warmup_gaps = rng.gamma(shape, 1 / (rate * shape), len(self._warmup)).tolist()
-        due = self.began
+        warmup, measured = self._schedule()
+        start = self.began
         async with asyncio.TaskGroup() as group:
 
-            async def arrive(index: int, phase: Phase) -> bool:
+            async def arrive(index: int, phase: Phase, due: float) -> bool:
                 if due > self._deadline:
                     self.stopped_by = "max_load_s"
                     return False
                 while (wait_s := due - perf_counter()) > 0:  # uvloop's timer may wake up to a millisecond early
                     await asyncio.sleep(wait_s)
-                group.create_task(self._send(index, phase, due_at=due))
+                group.create_task(self._send_in_turn(index, phase, due))
                 return True
 
-            for index, gap in zip(self._warmup, warmup_gaps, strict=True):
-                if self._is_warm():
+            for index, offset_s in zip(self._warmup, warmup, strict=True):
+                if not self._requests.fixed_warmup and self._is_warm():
                     break
-                due += gap
-                if not await arrive(index, "warmup"):
+                due = self.began + offset_s
+                if not await arrive(index, "warmup", due):
                     return
-            for index, gap in zip(self._measured, measured_gaps, strict=True):
-                due += gap
-                if not await arrive(index, "measured"):
+                start = due
+            if self.load.rate_scale is not None:
+                start = self.began
+            for index, offset_s in zip(self._measured, measured, strict=True):
+                due = start + offset_s
+                if not await arrive(index, "measured", due):
                     return
+                self._arrivals = (self._arrivals or (due, due))[0], due
+
+    def _schedule(self) -> tuple[list[float], list[float]]:
+        """Arrivals of warm-up (seconds after the load began) and measured requests (after the last warm-up arrival).
+
+        In a replay both count from the beginning of the load.
+        """
+        if self.load.rate_scale is not None:
+            assert self._requests.arrivals_s is not None
+            offsets = self._requests.arrivals_s / self.load.rate_scale
+            offsets = offsets - offsets[[*self._warmup, *self._measured]].min()
+            return offsets[list(self._warmup)].tolist(), offsets[list(self._measured)].tolist()
+        rng = np.random.default_rng(self.job.seed)
+        measured = arrivals_s(self.load, len(self._measured), rng)
+        return warmup_arrivals_s(self.load, len(self._warmup), rng).tolist(), measured.tolist()
+
+    def _may_send(self, index: int) -> bool:
+        return index not in self._after or self._ended[self._after[index]].is_set()
+
+    async def _send_in_turn(self, index: int, phase: Phase, due_at: float) -> None:
+        if not self._may_send(index):
+            await self._ended[self._after[index]].wait()
+            due_at = perf_counter()
+            if due_at > self._deadline:
+                self.stopped_by = "max_load_s"
+                self._over(index)
+                return
+        await self._send(index, phase, due_at)
 
     def _is_warm(self) -> bool:
         first = self.exchanges[: self.job.warmup_requests]
@@ -245,7 +293,14 @@ class LoadRun:
         except (aiohttp.ClientError, OSError) as error:
             exchange.status, exchange.error = "error", f"{type(error).__name__}: {error}"
         exchange.ended_at = perf_counter()
+        self._over(index)
         return exchange.ended_at
+
+    def _over(self, index: int) -> None:
+        """Nothing more comes of this request: the turn after it may be sent."""
+        if index in self._ended:
+            self._ended[index].set()
+            self._progress.set()
 
     async def _heartbeat(self) -> None:
         """How late the event loop wakes a task: what a time stamp taken in it may be wrong by."""

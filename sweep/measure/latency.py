@@ -17,19 +17,22 @@ flight when it opens make up for measured ones still in flight when it closes. P
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sweep.results.metrics import PER_CLASS
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sweep.measure.workload import WorkloadSpec
+    from sweep.measure.workload import RequestClass, WorkloadSpec
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 _PERCENTILES = (50, 90, 99)
 
@@ -67,55 +70,95 @@ def token_gaps(request: IntArray, times_s: FloatArray, tokens: IntArray) -> tupl
 
 
 def summarize(table: pa.Table, summary: Mapping[str, Any], spec: WorkloadSpec) -> dict[str, float | None]:
-    """Metrics of results.metrics.METRICS that a client can know. What was not measured is None."""
-    column = {name: table[name].to_numpy() for name in table.column_names if not name.startswith("chunk_")}
-    ok = column["status"] == "ok"
-    measured = column["phase"] == "measured"
-    good = ok & measured
-    failed = int((measured & ~ok).sum())
-    window_s: float | None = summary["window_s"]
+    """Metrics of results.metrics.METRICS that a client can know. What was not measured is None.
 
-    sent, first, last = (column[name].astype(float) for name in ("sent_s", "first_token_s", "last_token_s"))
-    output = column["output_tokens"].astype(float)
-    ttft_ms, e2e_ms = (first - sent) * 1e3, (last - sent) * 1e3
-    tpot_ms = tpot_s(first, last, output, column["first_chunk_tokens"].astype(float)) * 1e3
-
-    request, times_s, tokens = _chunks(table)
-    gap_s, at_s, of = token_gaps(request, times_s, tokens)
-    inside = good[of] & (at_s > 0) & (at_s <= (window_s or 0.0))
-
-    metrics: dict[str, float | None] = {}
-    has_tpot = good & ~np.isnan(tpot_ms)
-    for key, samples in (("ttft", ttft_ms[good]), ("tpot", tpot_ms[has_tpot]), ("e2e", e2e_ms[good])):
-        metrics[f"{key}_mean_ms"] = _mean(samples)
-        for p in _PERCENTILES:
-            metrics[f"{key}_p{p}_ms"] = percentile(samples, p, failures=failed)
-    itl_ms = gap_s[inside] * 1e3
-    metrics["itl_mean_ms"] = _mean(itl_ms)
-    for p in _PERCENTILES:
-        metrics[f"itl_p{p}_ms"] = None if metrics[f"tpot_p{p}_ms"] is None else percentile(itl_ms, p)
-
-    tpot_p50_ms = metrics["tpot_p50_ms"]
-    metrics["user_throughput_tok_s"] = 1000 / tpot_p50_ms if tpot_p50_ms else None
-    metrics |= dict.fromkeys(
-        ("request_throughput_rps", "output_throughput_tok_s", "total_throughput_tok_s", "goodput_rps")
-    )
-    if window_s and good.any():
-        out = tokens[ok[request] & (times_s > 0) & (times_s <= window_s)].sum()
-        prompts = column["prompt_tokens"][ok & (first > 0) & (first <= window_s)].sum()
-        ended = ok & (column["end_s"] > 0) & (column["end_s"] <= window_s)
-        rate = float(ended.sum()) / window_s
-        metrics["request_throughput_rps"] = rate
-        metrics["output_throughput_tok_s"] = float(out) / window_s
-        metrics["total_throughput_tok_s"] = float(out + prompts) / window_s
-        if spec.slo_ttft_ms is not None or spec.slo_tpot_ms is not None:
-            met = (ttft_ms <= _bound(spec.slo_ttft_ms)) & ~(tpot_ms > _bound(spec.slo_tpot_ms))  # no TPOT, no miss
-            metrics["goodput_rps"] = rate * float(met[good].mean())
-    metrics["requests_completed"] = float(good.sum())
-    metrics["requests_failed"] = float(failed)
+    Where the workload has request classes, each metric of PER_CLASS also exists for each, as "<metric>.<class>".
+    """
+    run = _Run(table, summary)
+    every = np.ones(len(run.ok), dtype=bool)
+    metrics = run.metrics(every, spec.request_classes)
     metrics["client_loop_lag_p99_ms"] = summary["loop_lag_p99_ms"]
     metrics["client_send_lateness_p99_ms"] = summary["send_lateness_p99_ms"]
+    for request_class in spec.classes:
+        of_class = run.metrics(run.class_names == request_class.name, (request_class,))
+        metrics |= {f"{name}.{request_class.name}": of_class[name] for name in PER_CLASS}
     return metrics
+
+
+class _Run:
+    """One load, column by column: (rows,) arrays, and one entry per token gap and per chunk."""
+
+    def __init__(self, table: pa.Table, summary: Mapping[str, Any]) -> None:
+        column = {name: table[name].to_numpy() for name in table.column_names if not name.startswith("chunk_")}
+        self.window_s: float | None = summary["window_s"]
+        self.ok = column["status"] == "ok"
+        self.measured = column["phase"] == "measured"
+        self.class_names = column.get("class", np.full(len(self.ok), None))
+        sent, self.first, last = (column[name].astype(float) for name in ("sent_s", "first_token_s", "last_token_s"))
+        self.end, self.prompt_tokens = column["end_s"], column["prompt_tokens"]
+        output, first_chunk = column["output_tokens"].astype(float), column["first_chunk_tokens"].astype(float)
+        self.latency_ms = {
+            "ttft": (self.first - sent) * 1e3,
+            "tpot": tpot_s(self.first, last, output, first_chunk) * 1e3,
+            "e2e": (last - sent) * 1e3,
+        }
+        self.chunk_of, self.chunk_s, self.chunk_tokens = _chunks(table)
+        self.gap_s, self.gap_end_s, self.gap_of = token_gaps(self.chunk_of, self.chunk_s, self.chunk_tokens)
+
+    def metrics(self, of: BoolArray, classes: Sequence[RequestClass]) -> dict[str, float | None]:
+        """Of the requests chosen by `of`, (rows,), which belong to these classes."""
+        good, failed = of & self.ok & self.measured, int((of & self.measured & ~self.ok).sum())
+        metrics = self._latencies(good, failed)
+        metrics |= dict.fromkeys(("request_throughput_rps", "output_throughput_tok_s", "total_throughput_tok_s"))
+        metrics |= {"goodput_rps": None, "slo_attainment": None}
+        met = self._met(classes) if any(c.has_slo for c in classes) else None
+        if met is not None and good.sum() + failed:
+            metrics["slo_attainment"] = float((met & good).sum() / (good.sum() + failed))
+        if self.window_s and good.any():
+            ok = of & self.ok
+            arrived = ok[self.chunk_of] & self._inside(self.chunk_s)
+            out = float(self.chunk_tokens[arrived].sum())
+            prompts = float(self.prompt_tokens[ok & self._inside(self.first)].sum())
+            rate = float((ok & self._inside(self.end)).sum()) / self.window_s
+            metrics["request_throughput_rps"] = rate
+            metrics["output_throughput_tok_s"] = out / self.window_s
+            metrics["total_throughput_tok_s"] = (out + prompts) / self.window_s
+            if met is not None:
+                metrics["goodput_rps"] = rate * float(met[good].mean())
+        metrics["requests_completed"] = float(good.sum())
+        metrics["requests_failed"] = float(failed)
+        return metrics
+
+    def _latencies(self, good: BoolArray, failed: int) -> dict[str, float | None]:
+        metrics: dict[str, float | None] = {}
+        for key, every in self.latency_ms.items():
+            samples = every[good & ~np.isnan(every)]
+            metrics[f"{key}_mean_ms"] = _mean(samples)
+            for p in _PERCENTILES:
+                metrics[f"{key}_p{p}_ms"] = percentile(samples, p, failures=failed)
+        itl_ms = self.gap_s[good[self.gap_of] & self._inside(self.gap_end_s)] * 1e3
+        metrics["itl_mean_ms"] = _mean(itl_ms)
+        for p in _PERCENTILES:
+            metrics[f"itl_p{p}_ms"] = None if metrics[f"tpot_p{p}_ms"] is None else percentile(itl_ms, p)
+        tpot_p50_ms = metrics["tpot_p50_ms"]
+        metrics["user_throughput_tok_s"] = 1000 / tpot_p50_ms if tpot_p50_ms else None
+        return metrics
+
+    def _inside(self, times_s: FloatArray) -> BoolArray:
+        """Which times lie in the measured window."""
+        inside: BoolArray = (times_s > 0) & (times_s <= (self.window_s or 0.0))
+        return inside
+
+    def _met(self, classes: Sequence[RequestClass]) -> BoolArray:
+        """Which requests met every SLO of their class, (rows,). One without a TPOT cannot miss it."""
+        met = np.zeros(len(self.ok), dtype=bool)
+        for c in classes:
+            missed = self.class_names != c.name if c.name else np.zeros(len(self.ok), dtype=bool)
+            for key, bound in (("ttft", c.slo_ttft_ms), ("tpot", c.slo_tpot_ms), ("e2e", c.slo_e2e_ms)):
+                if bound is not None:
+                    missed = missed | (self.latency_ms[key] > bound)
+            met |= ~missed
+        return met
 
 
 def _chunks(table: pa.Table) -> tuple[IntArray, FloatArray, IntArray]:
@@ -131,7 +174,3 @@ def _chunks(table: pa.Table) -> tuple[IntArray, FloatArray, IntArray]:
 
 def _mean(samples: FloatArray) -> float | None:
     return float(samples.mean()) if len(samples) else None
-
-
-def _bound(slo: float | None) -> float:
-    return np.inf if slo is None else slo

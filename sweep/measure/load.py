@@ -31,7 +31,7 @@ class LoadResult:
 
     error_examples: the most frequent error texts, "12 x HTTP 400: …". engine: counters around the load, warm-up
     included. summary: the client's own JSON (window rule, counts, loop lag). shared_prefix_share: the prefix-cache hit
-    rate the requests themselves cause at most. raw: the Parquet file, one row a request.
+    rate that the requests sent cause at most, warm-up included. raw: the Parquet file, one row a request.
     """
 
     metrics: dict[str, float | None]
@@ -84,6 +84,7 @@ def measure_load(
         request_timeout_s=spec.request_timeout_s,
         seed=int(requests.checksum[:8], 16),  # each draw has its own arrivals
         out=str(out),
+        ignore_eos=spec.ignore_eos,
     )
     try:
         with Telemetry(server_base_url) as telemetry:
@@ -155,6 +156,6 @@ def _result(
         error_examples=tuple(f"{n} x {text}" for text, n in errors.most_common(3)),
         engine=engine,
         summary=summary,
-        shared_prefix_share=requests.shared_prefix_share,
+        shared_prefix_share=requests.prefix_share(table["index"].to_pylist()),
         raw=out,
     )

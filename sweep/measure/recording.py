@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from sweep.measure.latency import percentile
+from sweep.measure.requests import RequestSet
 from sweep.measure.stream import read_stream
-from sweep.measure.workload import RequestSet
 
 if TYPE_CHECKING:
     from sweep.measure.client import LoadRun
@@ -19,8 +19,8 @@ Phase = Literal["warmup", "measured"]
 Status = Literal["ok", "error", "timeout"]
 
 COLUMNS = (
-    "index", "phase", "due_s", "sent_s", "first_token_s", "last_token_s", "end_s", "prompt_tokens", "output_tokens",
-    "first_chunk_tokens", "chunk_times_s", "chunk_tokens", "status", "error",
+    "index", "phase", "class", "due_s", "sent_s", "first_token_s", "last_token_s", "end_s", "prompt_tokens",
+    "output_tokens", "first_chunk_tokens", "chunk_times_s", "chunk_tokens", "status", "error",
 )  # fmt: skip
 
 
@@ -29,7 +29,8 @@ def rows(run: LoadRun, requests: RequestSet) -> list[dict[str, Any]]:
     zero = run.window[0] if run.window else run.began
     result = []
     for exchange in run.exchanges:
-        stream = read_stream(exchange.reads, int(requests.max_tokens[exchange.index]))
+        asked = int(requests.max_tokens[exchange.index])
+        stream = read_stream(exchange.reads, asked, may_stop=not run.job.ignore_eos)
         status, error = exchange.status, exchange.error
         if status == "ok" and stream.error is not None:
             status, error = "error", stream.error
@@ -38,6 +39,7 @@ def rows(run: LoadRun, requests: RequestSet) -> list[dict[str, Any]]:
             {
                 "index": exchange.index,
                 "phase": exchange.phase,
+                "class": requests.class_name(exchange.index) or None,
                 "due_s": exchange.due_at - zero,
                 "sent_s": exchange.sent_at - zero,
                 "first_token_s": times[0] if times else None,
@@ -93,7 +95,7 @@ def write(path: Path, table: list[dict[str, Any]], summary: dict[str, Any]) -> N
     kinds = {
         **dict.fromkeys(("index", "prompt_tokens", "output_tokens", "first_chunk_tokens"), pa.int32()),
         **dict.fromkeys(("due_s", "sent_s", "first_token_s", "last_token_s", "end_s"), pa.float64()),
-        **dict.fromkeys(("phase", "status", "error"), pa.string()),
+        **dict.fromkeys(("phase", "class", "status", "error"), pa.string()),
         "chunk_times_s": pa.list_(pa.float64()),
         "chunk_tokens": pa.list_(pa.int32()),
     }

@@ -12,24 +12,25 @@ from typing import Any
 class TokenStream:
     """Token times of one request. chunk_times_s, chunk_tokens: one entry for each chunk that carried tokens.
 
-    prompt_tokens, output_tokens: the server's own count, None if it never told. error: why the stream is not a
-    complete answer, None if it is.
+    prompt_tokens, output_tokens: the server's own count, None if it never told. stopped: the model ended its answer by
+    itself. error: why the stream is not a complete answer, None if it is.
     """
 
     chunk_times_s: list[float] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    stopped: bool = False
     error: str | None = None
 
 
-def read_stream(reads: Iterable[tuple[float, bytes]], asked_tokens: int) -> TokenStream:
+def read_stream(reads: Iterable[tuple[float, bytes]], asked_tokens: int, *, may_stop: bool = False) -> TokenStream:
     """Token times from (time, bytes) socket reads of a server-sent-event stream of /v1/completions.
 
     An event happened at the read that completed its line. Tokens are counted from the usage in every event
     (stream_options.continuous_usage_stats), so a chunk of several tokens counts as several, one whose text is still
     empty (half a character) as its tokens, and a role chunk or a keep-alive as none. A stream that breaks off, reports
-    an error, or holds another number of tokens than asked is an error.
+    an error, or holds another number of tokens than asked is an error; with may_stop the model may stop before.
     """
     result = TokenStream()
     finished = False
@@ -44,6 +45,7 @@ def read_stream(reads: Iterable[tuple[float, bytes]], asked_tokens: int) -> Toke
                 result.error = str(error.get("message", error) if isinstance(error, dict) else error)
             elif event.get("usage"):
                 _count(result, time_s, event)
+                result.stopped |= any(choice.get("finish_reason") == "stop" for choice in event.get("choices") or ())
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         result.error = f"not a completion stream ({error!r})"
     if result.error is None:
@@ -52,7 +54,7 @@ def read_stream(reads: Iterable[tuple[float, bytes]], asked_tokens: int) -> Toke
             result.error = f"the stream broke off after {counted} tokens"
         elif counted != (result.output_tokens or 0):
             result.error = "the server ignored stream_options.continuous_usage_stats: tokens per chunk are unknown"
-        elif counted != asked_tokens:
+        elif counted != asked_tokens and not (may_stop and result.stopped and 0 < counted < asked_tokens):
             result.error = f"asked for {asked_tokens} tokens, got {counted}"
     return result
 

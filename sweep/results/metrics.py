@@ -1,11 +1,13 @@
 """Every metric sweep can report: its unit, its direction, and what it means. The one vocabulary of the project.
 
-Column names in tables, SLA bounds and objectives are keys of METRICS. Units are part of the name.
+Column names in tables, SLA bounds and objectives are keys of METRICS. Units are part of the name. A metric of PER_CLASS
+also exists for each request class of a workload that has classes, as "<metric>.<class>": goodput_rps.interactive.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sweep.errors import ConfigError, did_you_mean
@@ -81,7 +83,14 @@ _OTHERS = [
         "req/s",
         "maximize",
         "Goodput (req/s)",
-        "requests per second that met every per-request SLO of the workload",
+        "requests per second that met every SLO of the workload, or of their class where it has classes",
+    ),
+    Metric(
+        "slo_attainment",
+        "fraction",
+        "maximize",
+        "SLO attainment",
+        "share of the measured requests that met every SLO of theirs; a failed request met none",
     ),
     Metric(
         "cost_usd_per_mtok",
@@ -175,7 +184,42 @@ _OTHERS = [
     ),
 ]
 
-METRICS: dict[str, Metric] = {m.name: m for m in [*_latencies(), *_OTHERS]}
+# What can be told of the requests of one class alone.
+PER_CLASS = (
+    *(metric.name for metric in _latencies()),
+    "request_throughput_rps",
+    "output_throughput_tok_s",
+    "goodput_rps",
+    "slo_attainment",
+    "requests_completed",
+    "requests_failed",
+)
+
+
+class _Vocabulary(Mapping[str, Metric]):
+    """Metrics by name. Iteration gives those of whole workloads; those of one class are made when asked for."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = {metric.name: metric for metric in metrics}
+
+    def __getitem__(self, name: str) -> Metric:
+        whole, dot, class_name = name.partition(".")
+        if not dot:
+            return self._metrics[name]
+        if whole not in PER_CLASS or not class_name.isidentifier():
+            raise KeyError(name)
+        metric = self._metrics[whole]
+        label, description = f"{metric.label}, {class_name}", f"{metric.description}; {class_name} requests only"
+        return replace(metric, name=name, label=label, description=description)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._metrics)
+
+    def __len__(self) -> int:
+        return len(self._metrics)
+
+
+METRICS = _Vocabulary([*_latencies(), *_OTHERS])
 
 
 def get_metric(name: str) -> Metric:

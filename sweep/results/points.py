@@ -26,7 +26,7 @@ from sweep.results.records import LaunchRecord, PointRecord, PointState, Purpose
 if TYPE_CHECKING:
     import pandas as pd
 
-_PURPOSES: tuple[Purpose, ...] = ("baseline", "trial", "reference")
+_PURPOSES: tuple[Purpose, ...] = ("baseline", "trial", "reference", "validation")
 
 # The first columns of points_frame.
 _IDENTITY = ("point_id", "config_hash", "fingerprint", "launch_id", "purpose", "provenance", "load_label")
@@ -85,6 +85,8 @@ def operating_points(records: Iterable[Record]) -> list[OperatingPoint]:
     quality: dict[str, QualityRecord] = {}
     for record in records:
         if isinstance(record, PointRecord):
+            if record.purpose == "validation":
+                continue  # judges a point, is none: see results.validation
             groups.setdefault((record.config_hash, record.load_label, record.provenance), []).append(record)
         elif isinstance(record, LaunchRecord):
             if record.startup_s is not None:
@@ -224,11 +226,13 @@ def points_frame(records: Iterable[Record], objectives: Sequence[str] = ()) -> p
     seen = list(dict.fromkeys(name for row in rows for name in row))
     knobs = sorted(name for name in seen if name.startswith("knob."))
     engine = sorted(name for name in seen if name.startswith(("args.", "env.")))
-    spread = [f"{m}{end}" for m in METRICS for end in ("_sd", "_se") if f"{m}{end}" in seen]
-    columns = [*_IDENTITY, *_LOAD, *_STATE, "on_front", *knobs, "model", *engine, *METRICS, *spread]
+    of_classes = sorted({m for p in points for m in p.metrics if "." in m and m in METRICS})
+    metrics = [*METRICS, *of_classes]
+    spread = [f"{m}{end}" for m in metrics for end in ("_sd", "_se") if f"{m}{end}" in seen]
+    columns = [*_IDENTITY, *_LOAD, *_STATE, "on_front", *knobs, "model", *engine, *metrics, *spread]
     frame = pd.DataFrame(rows, columns=pd.Index(columns))
     whole = dict.fromkeys(("concurrency", "devices", "n_repeats"), "Int64")
-    real = dict.fromkeys(["request_rate_rps", "burstiness", *METRICS, *spread], "float64")
+    real = dict.fromkeys(["request_rate_rps", "burstiness", *metrics, *spread], "float64")
     frame = frame.astype({**whole, **real, "on_front": "bool"})
     return nullable(frame, [*knobs, *engine])
 

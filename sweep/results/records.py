@@ -19,7 +19,7 @@ from sweep.errors import StudyError
 SCHEMA_VERSION = 1
 RECORDS_FILE = "records.jsonl"
 
-Purpose = Literal["baseline", "trial", "reference"]
+Purpose = Literal["baseline", "trial", "reference", "validation"]
 PointState = Literal["measured", "failed", "quarantined"]
 
 
@@ -59,7 +59,11 @@ class PointRecord:
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """One start-to-stop life of a deployment. duration_s covers start, loads and stop, in seconds."""
+    """One start-to-stop life of a deployment. duration_s covers start, loads and stop, in seconds.
+
+    resolved_differently: argument -> [asked, what vLLM made of it], where the two differ. The whole resolved
+    configuration lies in the launch's folder (resolved.json).
+    """
 
     kind: ClassVar[str] = "launch"
     launch_id: str
@@ -81,6 +85,7 @@ class LaunchRecord:
     log: str | None = None
     vllm_version: str | None = None
     attempt: int = 0
+    resolved_differently: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,13 @@ Record = PointRecord | LaunchRecord | QualityRecord
 _KINDS: dict[str, type[Record]] = {c.kind: c for c in (PointRecord, LaunchRecord, QualityRecord)}
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no measurement")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
 def to_json(record: Record) -> str:
     """One line of records.jsonl, without the newline. NaN and infinity are refused: no data is null."""
     return json.dumps(to_dict(record), allow_nan=False)
@@ -115,7 +127,7 @@ def to_json(record: Record) -> str:
 
 def from_json(line: str) -> Record:
     """Inverse of to_json. Unknown fields are ignored, so that older programs read newer files."""
-    return record_from_dict(json.loads(line))
+    return record_from_dict(_DECODER.decode(line))
 
 
 def to_dict(record: Record) -> dict[str, Any]:

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from sweep.errors import StudyError
+
 STATUS_FILE = "status.json"
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:
-    """The last status, its state corrected to "died" when the process that wrote "running" is gone; None if none."""
+    """The last status, its state corrected to "died" when the process that wrote "running" is gone; None if none.
+
+    Only the node it runs on can tell: elsewhere the status is taken at its word. Raises StudyError for a damaged file.
+    """
     path = folder / STATUS_FILE
     if not path.exists():
         return None
-    status: dict[str, Any] = json.loads(path.read_text())
-    if status["state"] == "running" and not _alive(status["pid"], status["process_started"]):
-        status |= {"state": "died", "jobs": [], "eta_s": None}
+    try:
+        status: dict[str, Any] = json.loads(path.read_text())
+        here = status["node"] == platform.node()
+        if status["state"] == "running" and here and not _alive(status["pid"], status["process_started"]):
+            status |= {"state": "died", "jobs": [], "eta_s": None}
+    except (ValueError, KeyError, TypeError) as error:
+        raise StudyError(f"{path} is corrupt ({error!r})", "delete it: the next `sweep run` writes it anew") from error
     return status
 
 
@@ -31,9 +41,13 @@ def duration_text(seconds: float) -> str:
 
 
 def process_started(pid: int) -> float | None:
-    """When a process began (seconds since the epoch): a pid that was given to another process is told apart by it."""
+    """When a process began (seconds since the epoch): a pid that was given to another process is told apart by it.
+
+    None for a process that has ended, also while its parent has not taken note of that.
+    """
     try:
-        return float(psutil.Process(pid).create_time())
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
     except psutil.NoSuchProcess:
         return None
 

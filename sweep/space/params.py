@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweep.config import ParamConfig
-from sweep.errors import ConfigError
+from sweep.errors import ConfigError, did_you_mean
 from sweep.space.expressions import Expression, parse
 
 Label = str | int | float | bool | None
@@ -56,8 +56,9 @@ class Range:
 Param = Choice | Range
 
 
-def make_param(name: str, config: ParamConfig) -> Param:
+def make_param(name: str, given: ParamConfig | Mapping[str, Any]) -> Param:
     """Build one dimension from its YAML. Raises ConfigError naming the parameter and what is wrong with it."""
+    config = given if isinstance(given, ParamConfig) else _fields(name, given)
     when = parse(config.when) if config.when else None
     kinds = [
         config.choices is not None,
@@ -73,6 +74,24 @@ def make_param(name: str, config: ParamConfig) -> Param:
     if config.choices is not None:
         return _joint(name, config, when) if config.joint else _choices(name, config.choices, when)
     return _range(name, config, when)
+
+
+def _fields(name: str, given: object) -> ParamConfig:
+    """The fields of a dimension, each of its type."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"space.params.{name}={given!r} is not a dimension", "write {choices: [null, 64, 256]}")
+    types: dict[str, tuple[type, ...]] = {
+        "choices": (list,), "joint": (list,), "bundles": (Mapping,), "when": (str,), "log": (bool,),
+        "low": (int, float), "high": (int, float), "step": (int, float),
+    }  # fmt: skip
+    for key, value in given.items():
+        if key not in types:
+            raise ConfigError(f"unknown key 'space.params.{name}.{key}'", did_you_mean(str(key), types))
+        wrong = not isinstance(value, types[key]) or (isinstance(value, bool) and key != "log")
+        if value is not None and wrong:
+            expected = " or ".join(t.__name__.lower() for t in types[key])
+            raise ConfigError(f"space.params.{name}.{key}={value!r} is no {expected}", "see search_spaces/README.md")
+    return ParamConfig(**{str(k): v for k, v in given.items()})
 
 
 def _label(value: Any) -> Label:
@@ -116,9 +135,6 @@ def _bundles(name: str, bundles: dict[str, Any], when: Expression | None) -> Cho
 
 def _range(name: str, config: ParamConfig, when: Expression | None) -> Param:
     low, high, step = config.low, config.high, config.step
-    for key, value in (("low", low), ("high", high), ("step", step)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ConfigError(f"space.params.{name}.{key}={value!r} is not a number", "give a number, e.g. 64 or 0.9")
     if low is None or high is None or not low < high:
         raise ConfigError(f"space.params.{name}: low={low}, high={high} is not a range", "give low < high")
     if config.log and low <= 0:

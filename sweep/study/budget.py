@@ -43,9 +43,9 @@ class Budget:
             return None
         return max(0, self.config.trials - ledger.settled_points - in_flight)
 
-    def ended(self, ledger: Ledger, in_flight: int) -> str | None:
-        """Why nothing more may start, or None. A launch that cannot be expected to finish in time is not begun."""
-        if self.points_left(ledger, in_flight) == 0:
+    def ended(self, ledger: Ledger) -> str | None:
+        """Why nothing more may ever start, or None. A launch that cannot be expected to finish in time is not begun."""
+        if self.points_left(ledger, 0) == 0:
             return f"budget.trials={self.config.trials} reached"
         allowed = self.hours_allowed()
         if allowed is None:

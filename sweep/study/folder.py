@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -20,19 +20,53 @@ from sweep.errors import StudyError
 from sweep.results.records import SCHEMA_VERSION
 
 STUDY_FILE = "study.json"
+LOCK_FILE = "lock"
 # What a measurement depends on. Budget, sampler, executor, constraints and objectives may change between runs.
 _FROZEN = ("model", "hardware", "workload", "space", "engine", "quality", "proof")
 _MIN_FREE_BYTES = 2 * 2**30
 
 
-def open_folder(config: SweepConfig, search_space_fingerprint: str) -> Path:
-    """Create the study's folder or check that it belongs to this configuration. Raises StudyError."""
-    folder = (Path(config.storage.dir) / config.study).resolve()
+@contextmanager
+def study_folder(config: SweepConfig, search_space_fingerprint: str) -> Iterator[Path]:
+    """The study's folder, created or found to belong to this configuration, and locked against every other sweep.
+
+    Raises StudyError for anything that keeps it from being used.
+    """
+    folder = _make(config)
+    with locked(folder):
+        path = folder / STUDY_FILE
+        if path.exists():
+            saved = _read(path)
+            _check_same(saved, config, search_space_fingerprint)
+            saved |= {"config": config.to_dict(), "objectives": config.objectives.metrics}
+        else:
+            saved = {
+                "schema": SCHEMA_VERSION,
+                "study": config.study,
+                "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "config": config.to_dict(),
+                "search_space_fingerprint": search_space_fingerprint,
+                "objectives": config.objectives.metrics,
+                "versions": _versions(),
+                "host": _host(),
+                "workload_checksum": None,
+            }
+        write_json(path, saved)
+        yield folder
+
+
+def _make(config: SweepConfig) -> Path:
+    """The folder, on a disk with room for its results, and not somebody else's."""
+    folder = (Path(config.storage.dir).expanduser() / config.study).resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        inside = {path.name for path in folder.iterdir()}
+        if STUDY_FILE not in inside and any(not _is_ours(name) for name in inside):
+            raise StudyError(f"{folder} exists and is not a study", "choose another study=… or storage.dir=…")
+        (folder / LOCK_FILE).touch()
     except OSError as error:
         raise StudyError(
-            f"storage.dir={config.storage.dir} cannot be used: {error.strerror}",
+            f"storage.dir={config.storage.dir} cannot be used: {error.filename}: {error.strerror}",
             "choose another storage.dir=…",
         ) from error
     free = shutil.disk_usage(folder).free
@@ -41,28 +75,12 @@ def open_folder(config: SweepConfig, search_space_fingerprint: str) -> Path:
             f"only {free / 2**30:.1f} GiB free under {folder}",
             "free at least 2 GiB, or choose another storage.dir=…",
         )
-    path = folder / STUDY_FILE
-    if path.exists():
-        _check_same(path, config, search_space_fingerprint)
-        saved = json.loads(path.read_text())
-        saved["config"] = config.to_dict()
-        saved["objectives"] = config.objectives.metrics
-    else:
-        if any(folder.iterdir()):
-            raise StudyError(f"{folder} exists and is not a study", "choose another study=… or storage.dir=…")
-        saved = {
-            "schema": SCHEMA_VERSION,
-            "study": config.study,
-            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "config": config.to_dict(),
-            "search_space_fingerprint": search_space_fingerprint,
-            "objectives": config.objectives.metrics,
-            "versions": _versions(),
-            "host": _host(),
-            "workload_checksum": None,
-        }
-    write_json(path, saved)
     return folder
+
+
+def _is_ours(name: str) -> bool:
+    """What a sweep that was killed before study.json existed leaves behind."""
+    return name == LOCK_FILE or name.startswith(f"{STUDY_FILE}.")
 
 
 def update_study(folder: Path, **changes: Any) -> None:
@@ -76,19 +94,23 @@ def update_study(folder: Path, **changes: Any) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Only one sweep writes to a study. Raises StudyError naming the process that holds it. Survives kill -9."""
-    path = folder / "lock"
+    path = folder / LOCK_FILE
     with path.open("a+") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             handle.seek(0)
             holder = handle.read().strip() or "unknown"
             raise StudyError(
                 f"study '{folder.name}' is being run by process {holder}",
                 "wait for it, stop it with Ctrl-C or kill, or choose another study=…",
             ) from error
+        except OSError as error:
+            raise StudyError(
+                f"{path} cannot be locked: {error.strerror}", "choose a storage.dir=… on a file system with locks"
+            ) from error
         handle.truncate(0)
-        handle.write(str(os.getpid()))
+        handle.write(f"{os.getpid()} on {platform.node()}")
         handle.flush()
         yield
 
@@ -100,14 +122,25 @@ def write_json(path: Path, data: Any) -> None:
     temporary.replace(path)
 
 
-def _check_same(path: Path, config: SweepConfig, fingerprint: str) -> None:
+def _read(path: Path) -> dict[str, Any]:
+    """study.json of an earlier session, with everything in it that a comparison needs."""
     try:
-        saved = json.loads(path.read_text())
-        old, new = saved["config"], config.to_dict()
-    except (ValueError, KeyError) as error:
+        saved: dict[str, Any] = json.loads(path.read_text())
+        if saved["schema"] > SCHEMA_VERSION:
+            raise StudyError(
+                f"{path} has schema {saved['schema']}, newer than this sweep understands ({SCHEMA_VERSION})",
+                "upgrade sweep to continue this study",
+            )
+        _ = saved["search_space_fingerprint"], {group: saved["config"].get(group) for group in _FROZEN}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StudyError(
             f"{path} is corrupt ({error})", "restore it from a backup, or choose another study=…"
         ) from error
+    return saved
+
+
+def _check_same(saved: Mapping[str, Any], config: SweepConfig, fingerprint: str) -> None:
+    old, new = saved["config"], config.to_dict()
     differences = [
         f"{key}: {was!r} before, {now!r} now"
         for group in _FROZEN

@@ -22,6 +22,7 @@ class Ledger:
         self._quality_enabled = quality_enabled
         self.records: list[Record] = []
         self._points: dict[tuple[str, str], list[PointRecord]] = defaultdict(list)
+        self._validated: set[tuple[str, str]] = set()
         self._quality: dict[str, QualityRecord] = {}
         self._launches: list[LaunchRecord] = []
         for record in records:
@@ -30,6 +31,8 @@ class Ledger:
     def add(self, record: Record) -> None:
         self.records.append(record)
         match record:
+            case PointRecord() if record.purpose == "validation":
+                self._validated.add((record.config_hash, record.load_label))
             case PointRecord():
                 self._points[record.config_hash, record.load_label].append(record)
             case QualityRecord():
@@ -54,12 +57,20 @@ class Ledger:
             return True
         return len(records) > self._retries
 
+    def validated(self, config_hash: str, load_label: str) -> bool:
+        """Whether a validation of this point was recorded, whatever came of it."""
+        return (config_hash, load_label) in self._validated
+
     def quality(self, fingerprint: str) -> QualityRecord | None:
         return self._quality.get(fingerprint)
 
+    def measured(self) -> list[PointRecord]:
+        """Every measured record, in order of its point's first appearance."""
+        return [r for records in self._points.values() for r in records if r.state == "measured"]
+
     def measured_fingerprints(self) -> list[str]:
         """Numerics fingerprints of the measured points, in order of first appearance."""
-        return list(dict.fromkeys(r.fingerprint for rs in self._points.values() for r in rs if r.state == "measured"))
+        return list(dict.fromkeys(r.fingerprint for r in self.measured()))
 
     def newest_points(self) -> list[PointRecord]:
         """The newest record of every operating point, in order of first appearance."""

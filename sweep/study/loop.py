@@ -13,7 +13,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,12 @@ from sweep.config import SweepConfig
 from sweep.decide.wording import engine_items
 from sweep.engine.engine_args import EngineConfig
 from sweep.engine.failures import FailureCause
+from sweep.errors import ConfigError
 from sweep.executor import Executor, Job
 from sweep.launch.spec import WORKER_LOG, build_engine, devices_needed, make_spec
-from sweep.measure.workload import Load, WorkloadSpec
+from sweep.measure.workload import HELD_OUT_DRAW, Load, WorkloadSpec
+from sweep.results.front import front
+from sweep.results.metrics import get_metric
 from sweep.results.points import settings
 from sweep.results.records import LaunchRecord, PointRecord, Purpose, Record, RecordStore, record_from_dict
 from sweep.space.search_space import Params, SearchSpace
@@ -34,7 +37,7 @@ from sweep.study.budget import Budget
 from sweep.study.folder import update_study
 from sweep.study.ledger import Ledger
 from sweep.study.quality_book import QualityBook
-from sweep.study.recover import read_specs, recover_records, vanished
+from sweep.study.recover import lost_point, read_specs, recover_records, vanished
 from sweep.study.tell import OptunaMirror, Outcome
 
 POLL_S = 0.2
@@ -43,6 +46,13 @@ MAX_FRUITLESS_ASKS = 20
 MAX_DRAWS = 10_000
 # A launch that needs more devices than are free lets this many narrower ones pass; then devices are kept for it.
 MAX_OVERTAKEN = 3
+# How many launches may wait for devices while a narrower one is looked for: a sampler asked far ahead knows less.
+MAX_WAITING = 4
+# What a front needs to be worth reading; it is done after the budget has ended.
+AFTER_THE_BUDGET = ("reference", "validation")
+
+
+_UNSETTLED = Outcome(None, False, {}, {"state": "unsettled"})
 
 
 @dataclass
@@ -61,14 +71,15 @@ class Work:
 
 @dataclass
 class Active:
-    """A launch in flight."""
+    """A launch in flight, and what it has said so far. quality_failures: run -> (cause, detail)."""
 
     job: Job
     work: Work
     started: float = field(default_factory=time.monotonic)
     phase: str = "starting"
-    closed: bool = False
-    quality_failure: tuple[str, str] | None = None
+    points: int = 0
+    quality_failures: dict[str, tuple[str, str]] = field(default_factory=dict)
+    ended: LaunchRecord | None = None
 
 
 class StudyLoop:
@@ -109,15 +120,21 @@ class StudyLoop:
         self.stop_reason: str | None = None
         self.controller_s = 0.0
         self._interrupted = False
+        self._exhausted = False
         self._untold: list[Work] = []
         self._visited: set[str] = set()
-        self._launch_number = len(read_specs(folder))
+        self._validating: set[str] = set()
+        known_ids = [spec.launch_id for spec in read_specs(folder)] + [r.launch_id for r in self.ledger.launches]
+        self._launch_number = max((int(launch_id.partition("-")[0]) for launch_id in known_ids), default=0)
         self._rng = np.random.default_rng([config.sampler.seed, self._launch_number])
         self._grid: Iterator[Params] | None = space.enumerate() if config.sampler.kind == "grid" else None
         self._on_change = on_change
 
     def run(self) -> str:
-        """Run until the budget ends, the space is exhausted or an interrupt; returns which, in words."""
+        """Run until the budget ends, the space is exhausted or an interrupt; returns which, in words.
+
+        No launch is left behind, whatever ends it.
+        """
         previous = [(s, signal.signal(s, self._interrupt)) for s in (signal.SIGINT, signal.SIGTERM)]
         try:
             self._recover()
@@ -125,13 +142,16 @@ class StudyLoop:
             while True:
                 began = time.perf_counter()
                 self._collect()
-                if not self._interrupted:
-                    self._fill()
+                self._fill()
                 self.controller_s += time.perf_counter() - began
                 if self.stop_reason is not None and not self.active and (self._interrupted or not self.queue):
+                    self._drop_queue()
                     return self.stop_reason
                 time.sleep(POLL_S)
         finally:
+            self._cancel_all()
+            while any(active.job.running for active in self.active):
+                time.sleep(POLL_S)
             for signum, handler in previous:
                 signal.signal(signum, handler)
 
@@ -143,7 +163,10 @@ class StudyLoop:
     def points_in_flight(self) -> int:
         """Operating points of running launches that are not settled yet."""
         return sum(
-            not self.ledger.settled(a.work.engine.hash, load.label) for a in self.active for load in a.work.loads
+            not self.ledger.settled(a.work.engine.hash, load.label)
+            for a in self.active
+            if a.work.purpose != "validation"
+            for load in a.work.loads
         )
 
     def configs_tried(self) -> int:
@@ -154,9 +177,12 @@ class StudyLoop:
         mean_s = self.ledger.mean_launch_s()
         if mean_s is None:
             return None
-        running = [max(0.0, mean_s - (time.monotonic() - a.started)) for a in self.active]
+        running = [max(0.0, mean_s - (time.monotonic() - a.started)) for a in self.active if a.ended is None]
         points = self.budget.points_left(self.ledger, self.points_in_flight())
-        bounds = [configs_left, None if points is None else -(-points // len(self.ladder))]
+        bounds = [
+            None if configs_left is None else configs_left + len(self.queue),
+            None if points is None else -(-points // len(self.ladder)),
+        ]
         launches = min((n for n in bounds if n is not None), default=None)
         side_by_side = max(1, len(self.active))
         by_launches = None if launches is None else max(running, default=0.0) + mean_s * launches / side_by_side
@@ -169,7 +195,8 @@ class StudyLoop:
         return " ".join(engine_items(engine, settings(self.reference.to_dict()))) or "vLLM's defaults"
 
     def _describe_point(self, record: PointRecord) -> str:
-        where = f"{self.describe(record.engine)} at {record.load_label}"
+        held_out = " on held-out requests" if record.purpose == "validation" else ""
+        where = f"{self.describe(record.engine)} at {record.load_label}{held_out}"
         if record.state != "measured":
             return f"{record.state}: {where}: {record.cause}: {record.detail}"
         shown = [*self.config.objectives.metrics, "output_throughput_tok_s"]
@@ -177,8 +204,11 @@ class StudyLoop:
         return f"measured: {where}: " + " ".join(f"{k}={v:.4g}" for k, v in values if v is not None)
 
     def _interrupt(self, *_: object) -> None:
+        """Only noted here: a signal may come at any line, between a launch's start and its entry in `active` too."""
         self._interrupted = True
         self.stop_reason = "interrupted; the same command continues it"
+
+    def _cancel_all(self) -> None:
         for active in self.active:
             active.job.cancel()
 
@@ -191,16 +221,27 @@ class StudyLoop:
 
     def _fill(self) -> None:
         """Start every launch that fits now, and ask for more only where devices would stay idle."""
-        while True:
+        while not self._interrupted:
+            in_flight = self.points_in_flight()
             if self.stop_reason is None:
-                self.stop_reason = self.budget.ended(self.ledger, self.points_in_flight())
+                self.stop_reason = self.budget.ended(self.ledger)
             if self.stop_reason is not None:
-                self.queue = deque(work for work in self.queue if work.purpose == "reference")
+                self._drop_queue()
+            elif in_flight and self.budget.points_left(self.ledger, in_flight) == 0:
+                return  # enough if all of them settle; a transient failure among them leaves room for its retry
             work = self._next_fitting()
             if work is not None:
                 self._launch(work)
             elif not self._find_work():
                 return
+        self._cancel_all()
+
+    def _drop_queue(self) -> None:
+        """Forget what waits for devices, but for what the front still needs."""
+        for work in self.queue:
+            if work.trial is not None:
+                self.mirror.tell(work.trial, _UNSETTLED)
+        self.queue = deque(work for work in self.queue if work.purpose in AFTER_THE_BUDGET)
 
     def _next_fitting(self) -> Work | None:
         """The first queued launch that fits; narrower ones may overtake a wide one only so often."""
@@ -218,20 +259,43 @@ class StudyLoop:
         """Queue another launch if that makes sense now; False when there is nothing to do but wait or end."""
         if self.stop_reason is None:
             blocked = bool(self.queue) and self.queue[0].overtaken >= MAX_OVERTAKEN
-            if blocked or not self.executor.has_room(1):
+            if blocked or len(self.queue) >= MAX_WAITING or not self.executor.has_room(1):
                 return False
-            proposed = self._propose()
+            proposed = None if self._exhausted else self._propose()
             if proposed is not None:
                 self._enqueue(proposed)
                 return True
+            self._exhausted = True
         if self.active or self.queue:
             return False
         missing = self.quality.unmeasured()
         for fingerprint in missing:
             self.queue.append(Work(self._engine_of(fingerprint), None, "reference", ()))
-        if not missing and self.stop_reason is None:
+        if missing:
+            return True
+        if self.stop_reason is None:
             self.stop_reason = "every configuration of the space is settled"
-        return bool(missing)
+        finalists = self._finalists()
+        self.queue.extend(finalists)
+        return bool(finalists)
+
+    def _finalists(self) -> list[Work]:
+        """Configs of the front to validate, the best of each objective first; each is tried once."""
+        points = self.ledger.operating_points()
+        best = front(points, self.config.objectives.metrics)
+        ranked = []
+        for name in self.config.objectives.metrics:
+            ranked.append(sorted(best, key=lambda p: get_metric(name).sign * p.metrics[name]))
+        chosen = list(dict.fromkeys(p.config_hash for row in zip(*ranked, strict=True) for p in row))
+        works = []
+        for config_hash in chosen[: self.config.validation.finalists]:
+            mine = [p for p in best if p.config_hash == config_hash]
+            labels = {p.load_label for p in mine if not self.ledger.validated(config_hash, p.load_label)}
+            loads = tuple(load for load in self.ladder if load.label in labels)
+            if loads and config_hash not in self._validating:
+                self._validating.add(config_hash)
+                works.append(Work(EngineConfig.from_dict(mine[0].engine), None, "validation", loads))
+        return works
 
     def _propose(self) -> Work | None:
         """The next configuration worth a launch, or None when none is left."""
@@ -239,7 +303,7 @@ class StudyLoop:
             return next((w for p in self._grid if (w := self._unvisited(p)) is not None), None)
         for _ in range(MAX_FRUITLESS_ASKS):
             trial, params, load_label = self.mirror.ask()
-            reasons = self.space.violations(params)
+            reasons = self._reasons_against(params)
             if reasons:
                 self.mirror.reject(trial, reasons)
                 continue
@@ -249,7 +313,7 @@ class StudyLoop:
                 return work
             config_hash = build_engine(self.config, self.space.settings(params)).hash
             known = self.ledger.outcome(config_hash, load_label)
-            self.mirror.tell(trial, known or Outcome(None, False, {}, {"state": "in flight"}))
+            self.mirror.tell(trial, known or _UNSETTLED)
         for _ in range(MAX_DRAWS):
             work = self._unvisited(self.space.sample(self._rng))
             if work is not None:
@@ -257,27 +321,34 @@ class StudyLoop:
         return None
 
     def _unvisited(self, params: Params) -> Work | None:
-        if self.space.violations(params):
+        if self._reasons_against(params):
             return None
         engine = build_engine(self.config, self.space.settings(params))
         return None if engine.hash in self._visited else Work(engine, params, "trial", self.ladder)
+
+    def _reasons_against(self, params: Params) -> list[str]:
+        """Why this configuration cannot be launched. The model's and the engine's own arguments count too."""
+        needed = devices_needed(self.config, build_engine(self.config, self.space.settings(params)))
+        devices = self.config.hardware.devices
+        too_wide = [f"needs {needed} devices, the node has {devices}"] if needed > devices else []
+        return self.space.violations(params) or too_wide
 
     def _enqueue(self, work: Work) -> None:
         self._visited.add(work.engine.hash)
         self.queue.append(work)
 
     def _engine_of(self, fingerprint: str) -> EngineConfig:
-        """Some engine config with these numerics."""
-        if fingerprint == self.reference.fingerprint:
+        """An engine config with these numerics that is known to run, if there is one."""
+        measured = [r for r in self.ledger.measured() if r.fingerprint == fingerprint]
+        if not measured or any(r.config_hash == self.reference.hash for r in measured):
             return self.reference
-        record = next(r for r in self.ledger.newest_points() if r.fingerprint == fingerprint)
-        return EngineConfig.from_dict(record.engine)
+        return EngineConfig.from_dict(measured[0].engine)
 
     # ------------------------------------------------------------ launching and collecting
 
     def _launch(self, work: Work) -> None:
-        left = self.budget.points_left(self.ledger, self.points_in_flight())
-        work.loads = work.loads[:left]
+        if work.purpose not in AFTER_THE_BUDGET:
+            work.loads = work.loads[: self.budget.points_left(self.ledger, self.points_in_flight())]
         self._launch_number += 1
         spec = make_spec(
             self.config,
@@ -288,6 +359,7 @@ class StudyLoop:
             purpose=work.purpose,
             attempt=work.attempt,
             loads=work.loads,
+            repeat=HELD_OUT_DRAW if work.purpose == "validation" else 0,
             quality_runs=self.quality.claim(work.engine.fingerprint, work.engine.hash),
         )
         self.active.append(Active(self.executor.submit(spec), work))
@@ -313,65 +385,56 @@ class StudyLoop:
                 update_study(self.folder, **event["facts"])
             case "quality":
                 self.quality.compare_all()
+            case "mistake":
+                raise ConfigError(event["message"], event["hint"])
             case "quality_failed":
-                if event["run"] == "":
-                    active.quality_failure = event["cause"], event["detail"]
+                active.quality_failures[event["run"]] = event["cause"], event["detail"]
                 message = f"quality of {active.job.spec.launch_id} failed: {event['cause']}: {event['detail']}"
             case "record":
                 record = record_from_dict(event["record"])
                 self.record(record)
                 if isinstance(record, PointRecord):
+                    active.points += 1
                     message = self._describe_point(record)
                 elif isinstance(record, LaunchRecord):
-                    active.closed = True
+                    active.ended = record
                     if record.state == "failed":
                         message = f"launch {record.launch_id} failed: {record.cause}: {record.detail}"
         self._on_change(self, message)
 
     def _follow_up(self, active: Active) -> None:
-        """Queue again what a launch left unsettled. Nothing is given up silently."""
+        """Queue again what a launch left unsettled. Nothing is given up silently, and nothing repeated for ever."""
         spec, work = active.job.spec, active.work
-        if not active.closed:
-            self._record_vanished(active)
-        self.quality.release(work.engine.fingerprint, spec.launch_id, active.quality_failure)
-        self._untold.append(work)
+        ended = active.ended or self._vanished(active)
+        silent = active.points == 0 and not active.quality_failures
+        if not self._interrupted and (active.ended is None or silent):
+            for load in work.loads:
+                if not self.ledger.settled(work.engine.hash, load.label):
+                    self.record(lost_point(spec, load, ended))
+        if active.ended is None:
+            self.record(ended)
+        if work.purpose == "reference" and not self._interrupted:
+            failure = ended.cause or FailureCause.unknown.value, ended.detail or "the launch left no measurement"
+            active.quality_failures.setdefault("", failure)
+        self.quality.release(work.engine.fingerprint, spec.launch_id, spec.quality_runs, active.quality_failures)
+        if work.purpose == "validation":
+            return
         left = tuple(load for load in work.loads if not self.ledger.settled(work.engine.hash, load.label))
+        settled = tuple(load for load in work.loads if load not in left)
+        again = work.asked_load in [load.label for load in left] and not self._interrupted
+        self._untold.append(replace(work, loads=settled, trial=None if again else work.trial))
         if left and not self._interrupted:
-            self.queue.append(Work(work.engine, work.params, work.purpose, left, attempt=work.attempt + 1))
+            trial = work.trial if again else None
+            self.queue.append(replace(work, loads=left, trial=trial, attempt=work.attempt + 1, overtaken=0))
 
-    def _record_vanished(self, active: Active) -> None:
-        """A worker that died without a word: a fault of ours or of the machine, worth the usual retry."""
+    def _vanished(self, active: Active) -> LaunchRecord:
+        """The end of a worker that died without a word: a fault of ours or of the machine."""
         spec = active.job.spec
         if self._interrupted:
-            self.record(vanished(spec, "stopped with the sweep"))
-            return
+            return vanished(spec, "stopped with the sweep")
         log = spec.folder / WORKER_LOG
         lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-        launch = vanished(spec, f"the launch process died: {lines[-1] if lines else 'no output'}", FailureCause.unknown)
-        for load in active.work.loads:
-            if self.ledger.settled(spec.engine_config.hash, load.label):
-                continue
-            self.record(
-                PointRecord(
-                    point_id=f"{spec.launch_id}-{load.label}",
-                    launch_id=spec.launch_id,
-                    config_hash=launch.config_hash,
-                    fingerprint=launch.fingerprint,
-                    engine=spec.engine,
-                    load=load.to_dict(),
-                    load_label=load.label,
-                    params=spec.params,
-                    purpose=spec.purpose,
-                    devices=spec.devices,
-                    state="failed",
-                    cause=launch.cause,
-                    detail=launch.detail,
-                    transient=True,
-                    started_at=launch.started_at,
-                    finished_at=launch.finished_at,
-                )
-            )
-        self.record(launch)
+        return vanished(spec, f"the launch process died: {lines[-1] if lines else 'no output'}", FailureCause.unknown)
 
     def _tell_settled(self) -> None:
         """Tell Optuna of every ended launch whose points are all known, quality included."""
@@ -383,7 +446,7 @@ class StudyLoop:
                 continue
             if work.trial is not None:
                 asked = outcomes.pop(work.asked_load or "", None)
-                self.mirror.tell(work.trial, asked or Outcome(None, False, {}, {"state": "unsettled"}))
+                self.mirror.tell(work.trial, asked or _UNSETTLED)
             for label, outcome in outcomes.items():
                 if outcome is not None and work.params is not None:
                     self.mirror.add(work.params, label, outcome)
@@ -393,16 +456,23 @@ class StudyLoop:
         """Take in what earlier sessions left, rebuild Optuna's view of it, and queue what was begun and not settled."""
         for record in recover_records(self.folder, self.ledger):
             self.record(record)
+        self.budget.hours_before = self.ledger.active_hours()
         self.quality.compare_all()
-        for spec in read_specs(self.folder):
-            engine = spec.engine_config
-            if spec.purpose == "reference" or engine.hash in self._visited:
-                continue
-            self._visited.add(engine.hash)
-            left = tuple(load for load in self.ladder if not self.ledger.settled(engine.hash, load.label))
+        last_launch = {r.config_hash: r for r in self.ledger.launches if r.purpose not in AFTER_THE_BUDGET}
+        for launch in last_launch.values():
+            self._visited.add(launch.config_hash)
+            params = None if launch.params is None else dict(launch.params)
+            work = Work(EngineConfig.from_dict(launch.engine), params, launch.purpose, (), attempt=launch.attempt)
+            left = tuple(load for load in self.ladder if not self.ledger.settled(launch.config_hash, load.label))
+            untold = tuple(
+                load
+                for load in self.ladder
+                if load not in left and self.ledger.outcome(launch.config_hash, load.label) is None
+            )
             if left:
-                params = None if spec.params is None else dict(spec.params)
-                self.queue.append(Work(engine, params, spec.purpose, left, attempt=spec.attempt + 1))
+                self.queue.append(replace(work, loads=left, attempt=launch.attempt + 1))
+            if untold:
+                self._untold.append(replace(work, loads=untold))
         self.mirror.add_all(
             [
                 (record.params, record.load_label, outcome)

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sweep.config import SweepConfig
+from sweep.decide.sla import parse_sla
+from sweep.decide.wording import engine_items
 from sweep.engine.arguments import check_arguments, known_arguments
+from sweep.engine.engine_args import EngineConfig
+from sweep.errors import ConfigError
+from sweep.estimate import Lengths, Unknown
+from sweep.estimate.preview import Preview, preview, unavailable
 from sweep.launch.spec import build_engine, devices_needed
+from sweep.measure.workload import WorkloadSpec
 from sweep.results.metrics import get_metric
+from sweep.results.points import settings
 from sweep.results.status import duration_text
 from sweep.space.params import Choice, Param
 from sweep.space.search_space import ENUMERATION_LIMIT, SearchSpace, SpaceSize
 from sweep.study.loop import load_ladder
+from sweep.study.samplers import make_sampler
 
 # Planning figures for a launch nobody has measured yet; a finished study gives better ones.
 _START_AND_STOP_S = {"gpu": 150.0, "cpu": 45.0}
 _LOAD_S = 30.0
 _DRAWS = 300
-_NOT_CHECKED = "not checked: engine.python has no vLLM"
+# Configurations that the preview estimates at most.
+_ESTIMATED = 2_000
+_NOT_CHECKED = {"vllm": "not checked: engine.python has no vLLM", "simulated": "not checked: no vLLM is launched"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,8 @@ class Plan:
         of = self.space.total or self.space.sampled
         total = f"{self.space.total:,}" if self.space.total is not None else f"more than {ENUMERATION_LIMIT:,}"
         valid = f"{self.space.valid:,}" if self.space.total is not None else f"{self.space.valid} of {of} random ones"
-        checked = f"checked against vLLM {self.arguments_checked}" if self.arguments_checked else _NOT_CHECKED
+        unchecked = _NOT_CHECKED[self.config["engine"]["kind"]]
+        checked = f"checked against vLLM {self.arguments_checked}" if self.arguments_checked else unchecked
         lines = [
             f"study         {self.config['study']}",
             f"model         {self.config['model']['name']} ({self.config['model']['path']})",
@@ -73,8 +85,14 @@ class Plan:
             f"one launch    about {duration_text(self.launch_s)} with its {len(self.loads)} loads (planning figure),"
             f" {self.launches_side_by_side:.1f} side by side on average",
             self._budget_line(),
+            self._buys_line(),
         ]
         return "\n".join(lines)
+
+    def _buys_line(self) -> str:
+        per_hour, all_of_them = 3600.0 / self.launch_s * self.launches_side_by_side, self.space.launchable
+        counts = {hours: min(int(hours * per_hour), all_of_them or sys.maxsize) for hours in (2, 8, 24)}
+        return "              " + ", ".join(f"{hours} h buy {count:,} launches" for hours, count in counts.items())
 
     def _budget_line(self) -> str:
         if self.launches is None or self.hours is None:
@@ -85,22 +103,22 @@ class Plan:
 
 
 def make_plan(config: SweepConfig, space: SearchSpace, cache_dir: Path) -> Plan:
-    """Work out the plan. Raises ConfigError for an objective that is no metric."""
+    """Work out the plan. Raises ConfigError for what cannot be planned at all."""
     loads = load_ladder(config)
-    size = space.size()
     params, settings = space.baseline()
     engine = build_engine(config, settings)
+    _check(config, space, engine)
+    size = space.size()
     python = config.engine.python or sys.executable
-    known = known_arguments(python, cache_dir)
+    known = known_arguments(python, cache_dir) if config.engine.kind == "vllm" else None
     problems = _argument_problems(config, space, known["arguments"]) if known else []
-    for name in config.objectives.metrics:
-        get_metric(name)
     launch_s = _START_AND_STOP_S[config.hardware.device] + len(loads) * min(_LOAD_S, config.workload.max_load_s)
     width = max(1, devices_needed(config, engine))
     parallel = max(1.0, config.hardware.devices / _mean_devices(config, space))
     if config.executor.max_parallel is not None:
         parallel = min(parallel, config.executor.max_parallel)
     launches = _launches(config, size, len(loads), launch_s, parallel)
+    points = None if launches is None else min(launches * len(loads), config.budget.trials or sys.maxsize)
     hours = None if launches is None else launches * launch_s / parallel / 3600.0
     rate = config.hardware.devices * config.hardware.price_usd_per_device_hour
     return Plan(
@@ -117,10 +135,52 @@ def make_plan(config: SweepConfig, space: SearchSpace, cache_dir: Path) -> Plan:
         launch_s=launch_s,
         launches_side_by_side=parallel,
         launches=launches,
-        points=None if launches is None else launches * len(loads),
+        points=points,
         hours=hours,
         usd=None if hours is None or rate == 0 else hours * rate,
     )
+
+
+def estimated_front(config: SweepConfig, space: SearchSpace) -> Preview | str:
+    """The front of the space by kernel data, or why there is none. Takes seconds: tables are loaded."""
+    reason = unavailable(config.hardware)
+    lengths = Lengths.of(WorkloadSpec.from_dict(asdict(config.workload)))
+    if reason is not None:
+        return reason
+    if isinstance(lengths, Unknown):
+        return f"not available: {lengths.reason}"
+    size = space.size()
+    rng = np.random.default_rng(0)
+    few = size.total is not None and size.total <= _ESTIMATED
+    members = space.enumerate() if few else (space.sample(rng) for _ in range(_ESTIMATED))
+    default = settings(build_engine(config, space.baseline()[1]).to_dict())
+    engines = {}
+    for params in members:
+        if not space.violations(params):
+            engine = build_engine(config, space.settings(params))
+            name = " ".join(engine_items(engine.to_dict(), default)) or "vLLM's defaults"
+            engines[name] = engine, devices_needed(config, engine)
+    return preview(engines, config.hardware, lengths, load_ladder(config), config.objectives.metrics)
+
+
+def _check(config: SweepConfig, space: SearchSpace, baseline: EngineConfig) -> None:
+    """Mistakes that show only where the stations meet. Raises ConfigError."""
+    objectives = config.objectives.metrics
+    if not objectives or len(set(objectives)) < len(objectives):
+        raise ConfigError(f"objectives.metrics={objectives}", "name at least one metric, each once")
+    for name in objectives:
+        get_metric(name)
+    for text in config.constraints.bounds:
+        parse_sla(text)
+    make_sampler(config.sampler)
+    if config.sampler.kind == "grid":
+        next(space.enumerate())  # refuses a continuous dimension
+    needed = devices_needed(config, baseline)
+    if needed > config.hardware.devices:
+        raise ConfigError(
+            f"the baseline needs {needed} devices, hardware.devices={config.hardware.devices}",
+            "lower tensor_parallel_size in engine.args or model.args, or choose larger hardware",
+        )
 
 
 def _launches(config: SweepConfig, size: SpaceSize, loads: int, launch_s: float, parallel: float) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections import Counter
 from datetime import UTC, datetime
@@ -75,6 +76,7 @@ class Progress:
         left = None if self._space_size is None else max(0, self._space_size - loop.configs_tried())
         return {
             "state": "running",
+            "node": platform.node(),
             "pid": os.getpid(),
             "process_started": process_started(os.getpid()),
             "started_at": self._started_at,

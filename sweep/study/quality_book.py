@@ -7,7 +7,7 @@ comparison with the reference happens here as soon as both exist, in whatever or
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -43,11 +43,11 @@ class QualityBook:
         self._control_claimed = False
         self._reference_hash = reference_hash
         self._failures: Counter[str] = Counter()
-        self._last_failure: dict[str, tuple[str, str]] = {}
 
     def claim(self, fingerprint: str, config_hash: str) -> tuple[str, ...]:
         """The quality runs that the launch about to start shall make: those nobody has made or is about to make."""
-        if not self.enabled:
+        lost = self._ledger.quality(self.reference)
+        if not self.enabled or (lost is not None and lost.state == "failed"):
             return ()
         is_reference = fingerprint == self.reference
         if fingerprint not in self._claimed and self._missing(fingerprint):
@@ -60,14 +60,19 @@ class QualityBook:
             return (CONTROL,)
         return ()
 
-    def release(self, fingerprint: str, launch_id: str, failure: tuple[str, str] | None) -> None:
-        """The claiming launch ended. failure: (cause, detail) if it tried to measure and could not."""
-        self._claimed.discard(fingerprint)
-        if failure is not None and self._missing(fingerprint):
-            self._failures[fingerprint] += 1
-            self._last_failure[fingerprint] = failure
-            if self._failures[fingerprint] > self._retries:
-                self._give_up(fingerprint, launch_id)
+    def release(
+        self, fingerprint: str, launch_id: str, runs: Sequence[str], failures: Mapping[str, tuple[str, str]]
+    ) -> None:
+        """A launch that had claimed these runs ended. failures: run -> (cause, detail) of those it could not make."""
+        if CONTROL in runs and CONTROL not in failures:
+            self._control_claimed = False  # made, or never reached
+        if "" in runs:
+            self._claimed.discard(fingerprint)
+            if "" in failures and self._missing(fingerprint):
+                self._failures[fingerprint] += 1
+                if self._failures[fingerprint] > self._retries:
+                    self._give_up(fingerprint, launch_id, *failures[""])
+        self._share_loss()
 
     def pending(self, fingerprint: str) -> bool:
         """Whether a value may still come."""
@@ -85,6 +90,7 @@ class QualityBook:
         """Compare every measured fingerprint that has no record yet with the reference, if that is there."""
         reference = load_logprobs(logprobs_path(self._folder, self.reference))
         if not self.enabled or reference is None:
+            self._share_loss()
             return
         runs = [load_logprobs(logprobs_path(self._folder, self.reference, run)) for run in (REPEAT, CONTROL)]
         equals = [run for run in runs if run is not None]
@@ -99,28 +105,36 @@ class QualityBook:
                 self._record(_record(path.stem, self.reference, compare(reference, candidate), floor))
 
     def _missing(self, fingerprint: str) -> bool:
-        return self._ledger.quality(fingerprint) is None and not logprobs_path(self._folder, fingerprint).exists()
+        """Neither measured nor given up. What is compared with the reference needs more of it than its record."""
+        known = self._ledger.quality(fingerprint)
+        needed = known is None or (fingerprint == self.reference and known.state == "measured")
+        return needed and load_logprobs(logprobs_path(self._folder, fingerprint)) is None
 
-    def _give_up(self, fingerprint: str, launch_id: str) -> None:
-        cause, detail = self._last_failure[fingerprint]
-        waiting = [f for f in self._ledger.measured_fingerprints() if self.pending(f)]
-        # Without the reference nothing can be compared: every fingerprint shares its fate.
-        for lost in dict.fromkeys([fingerprint, *(waiting if fingerprint == self.reference else [])]):
-            because = detail if lost == fingerprint else f"the reference could not be measured: {detail}"
-            self._record(
-                QualityRecord(
-                    fingerprint=lost,
-                    reference_fingerprint=self.reference,
-                    state="failed",
-                    metrics={},
-                    noise_floor_kl=None,
-                    positions=0,
-                    launch_id=launch_id,
-                    finished_at=_now(),
-                    cause=cause,
-                    detail=because,
-                )
+    def _share_loss(self) -> None:
+        """Without the reference nothing can be compared: every fingerprint shares its fate."""
+        lost = self._ledger.quality(self.reference)
+        if not self.enabled or lost is None or lost.state != "failed":
+            return
+        for fingerprint in self._ledger.measured_fingerprints():
+            if self.pending(fingerprint):
+                because = f"the reference could not be measured: {lost.detail}"
+                self._give_up(fingerprint, lost.launch_id, lost.cause, because)
+
+    def _give_up(self, fingerprint: str, launch_id: str | None, cause: str | None, detail: str) -> None:
+        self._record(
+            QualityRecord(
+                fingerprint=fingerprint,
+                reference_fingerprint=self.reference,
+                state="failed",
+                metrics={},
+                noise_floor_kl=None,
+                positions=0,
+                launch_id=launch_id,
+                finished_at=_now(),
+                cause=cause,
+                detail=detail,
             )
+        )
 
 
 def _record(fingerprint: str, reference: str, result: QualityResult, floor: float | None) -> QualityRecord:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import fcntl
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from sweep.engine.failures import FailureCause
-from sweep.engine.server import kill_leftovers
+from sweep.engine.processes import kill_leftovers
 from sweep.executor.local import read_events
 from sweep.launch.spec import EVENTS_FILE, LAUNCHES_DIR, SPEC_FILE, WORKER_LOCK, LaunchSpec, read_spec
+from sweep.measure.workload import Load
 from sweep.results.records import LaunchRecord, PointRecord, Record, record_from_dict
 from sweep.study.ledger import Ledger
 
-_WORKER_END_S = 90.0
+# What a worker may take to end beyond the time its server has to stop.
+_WORKER_MARGIN_S = 60.0
 
 
 def read_specs(folder: Path) -> list[LaunchSpec]:
-    """Every launch that was begun, in order."""
-    return [read_spec(path) for path in sorted((folder / LAUNCHES_DIR).glob(f"*/{SPEC_FILE}"))]
+    """Every launch that was begun, in order; in the study's folder as it is now, should it have been moved."""
+    paths = sorted((folder / LAUNCHES_DIR).glob(f"*/{SPEC_FILE}"))
+    return [replace(read_spec(path), study_dir=str(folder)) for path in paths]
 
 
 def recover_records(folder: Path, ledger: Ledger) -> list[Record]:
@@ -34,7 +38,7 @@ def recover_records(folder: Path, ledger: Ledger) -> list[Record]:
         if spec.launch_id in closed:
             continue
         _await_worker(spec)
-        kill_leftovers(spec.launch_id)
+        kill_leftovers(spec.mark)
         events, _ = read_events(spec.folder / EVENTS_FILE, 0)
         records = [record_from_dict(e["record"]) for e in events if e["event"] == "record"]
         points = [r for r in records if isinstance(r, PointRecord)]
@@ -69,12 +73,36 @@ def vanished(spec: LaunchSpec, detail: str, cause: FailureCause = FailureCause.i
     )
 
 
+def lost_point(spec: LaunchSpec, load: Load, launch: LaunchRecord) -> PointRecord:
+    """A load that its launch said nothing of: a transient failure, worth the usual retries and no more."""
+    return PointRecord(
+        point_id=f"{spec.launch_id}-{load.label}-r{spec.repeat}",
+        launch_id=spec.launch_id,
+        config_hash=launch.config_hash,
+        fingerprint=launch.fingerprint,
+        engine=spec.engine,
+        load=load.to_dict(),
+        load_label=load.label,
+        params=spec.params,
+        purpose=spec.purpose,
+        devices=spec.devices,
+        state="failed",
+        cause=launch.cause or FailureCause.unknown.value,
+        detail=launch.detail or "the launch ended without measuring this load",
+        transient=True,
+        repeat=spec.repeat,
+        started_at=launch.started_at,
+        finished_at=launch.finished_at,
+        provenance=spec.provenance,
+    )
+
+
 def _await_worker(spec: LaunchSpec) -> None:
     """A worker holds its lock for life; after the controller's death it stops its server and ends by itself."""
     path = spec.folder / WORKER_LOCK
     if not path.exists():
         return
-    deadline = time.monotonic() + _WORKER_END_S
+    deadline = time.monotonic() + spec.stop_timeout_s + _WORKER_MARGIN_S
     with path.open("a") as handle:
         while time.monotonic() < deadline:
             try:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from sweep.decide.sla import Bound, parse_sla
 from sweep.errors import ConfigError, StudyError
 from sweep.executor.local import LocalExecutor
 from sweep.space.search_space import SearchSpace
-from sweep.study.folder import locked, open_folder
+from sweep.study.folder import study_folder
 from sweep.study.loop import StudyLoop, load_ladder
 from sweep.study.plan import make_plan
 from sweep.study.progress import Progress
@@ -29,11 +32,12 @@ _COUNT_LIMIT = 5_000
 
 @dataclass(frozen=True)
 class Session:
-    """How a session ended. controller_s: the controller's own work, in seconds of wall time."""
+    """How a session ended. controller_s: the controller's own work, of wall_s seconds in all."""
 
     folder: Path
     reason: str
     controller_s: float
+    wall_s: float
 
     @property
     def interrupted(self) -> bool:
@@ -42,8 +46,9 @@ class Session:
 
 def run_study(config: SweepConfig, space: SearchSpace, cache_dir: Path) -> Session:
     """Run or continue a study until its budget ends. Raises SweepError for anything found wrong before a launch."""
+    began = time.monotonic()
     plan = make_plan(config, space, cache_dir)
-    if plan.arguments_checked is None:
+    if plan.arguments_checked is None and config.engine.kind == "vllm":
         raise ConfigError(
             f"engine.python={config.engine.python or sys.executable} cannot import vllm",
             "install it there (pip install 'sweep-llm[gpu]' or scripts/setup_cpu.sh), or name another interpreter",
@@ -51,18 +56,22 @@ def run_study(config: SweepConfig, space: SearchSpace, cache_dir: Path) -> Sessi
     if plan.problems:
         raise ConfigError(f"vLLM {plan.arguments_checked} refuses: {'; '.join(plan.problems)}", "correct or remove it")
     bounds: tuple[Bound, ...] = tuple(b for text in config.constraints.bounds for b in parse_sla(text).bounds)
-    sampler = make_sampler(config.sampler)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    folder = open_folder(config, space.fingerprint)
-    with locked(folder), Progress(folder, space.size(_COUNT_LIMIT).launchable) as progress:
-        study = create_study(_storage(config, folder), config.study, config.objectives.metrics, sampler)
+    with (
+        study_folder(config, space.fingerprint) as folder,
+        Progress(folder, space.size(_COUNT_LIMIT).launchable) as progress,
+        _storage_errors(config),
+    ):
+        study = create_study(
+            _storage(config, folder), config.study, config.objectives.metrics, make_sampler(config.sampler)
+        )
         labels = [load.label for load in load_ladder(config)]
         mirror = OptunaMirror(study, space, labels, config.objectives.metrics, bounds, config.sampler.kind)
         executor = LocalExecutor(config.hardware, config.executor.max_parallel)
         loop = StudyLoop(config, space, folder, executor, mirror, progress.changed)
         reason = loop.run()
         progress.finished(loop, reason)
-    return Session(folder, reason, loop.controller_s)
+    return Session(folder, reason, loop.controller_s, time.monotonic() - began)
 
 
 def _storage(config: SweepConfig, folder: Path) -> BaseStorage:
@@ -70,12 +79,26 @@ def _storage(config: SweepConfig, folder: Path) -> BaseStorage:
     if config.storage.optuna is None:
         path = folder / JOURNAL_FILE
         path.unlink(missing_ok=True)
+        # Left by a sweep killed while writing; Optuna would wait 30 s for its owner, and we hold the study's own lock.
+        path.with_name(f"{JOURNAL_FILE}.lock").unlink(missing_ok=True)
         return JournalStorage(JournalFileBackend(str(path)))
     try:
         return optuna.storages.get_storage(config.storage.optuna)
     except Exception as error:  # SQLAlchemy's and the drivers' errors share no base class
-        reason = str(error).splitlines()[0]
-        raise StudyError(
-            f"storage.optuna={config.storage.optuna} cannot be opened: {reason}",
-            "check the URL, the database and its driver; storage.optuna=null needs none of them",
-        ) from error
+        raise _storage_error(config, error) from error
+
+
+@contextmanager
+def _storage_errors(config: SweepConfig) -> Iterator[None]:
+    """Optuna wraps what a database refuses later, when it is locked or gone."""
+    try:
+        yield
+    except optuna.exceptions.StorageInternalError as error:
+        raise _storage_error(config, error.__cause__ or error) from error
+
+
+def _storage_error(config: SweepConfig, error: BaseException) -> StudyError:
+    return StudyError(
+        f"storage.optuna={config.storage.optuna} cannot be used: {str(error).splitlines()[0]}",
+        "check the URL, the database, its driver and who else writes to it; storage.optuna=null needs none of them",
+    )

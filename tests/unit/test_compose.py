@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from sweep import compose
 from sweep.completion import complete
 from sweep.errors import ConfigError, SweepError
+from sweep.measure.workload import WorkloadSpec
 from sweep.space.search_space import make_search_space
 
 H100 = ["model=llama31_8b", "hardware=h100x8"]
@@ -61,6 +63,45 @@ def test_overrides_reach_the_dataclasses() -> None:
     assert config.hardware.devices == 8 and config.hardware.memory_gib == pytest.approx(79.6)
 
 
+def test_every_shipped_workload_says_where_its_lengths_come_from() -> None:
+    for option in options("workload"):
+        text = (compose.config_dir() / "workload" / f"{option}.yaml").read_text()
+        if option not in ("cpu_demo", "chat_poisson"):
+            assert any(source in text for source in ("Splitwise", "FAST 2025", "2505.09999", "MLSys")), option
+            assert any(licence in text for licence in ("CC BY 4.0", "CC-BY 4.0", "Apache-2.0", "MIT")), option
+
+
+def test_the_workloads_reach_the_loads_classes_and_traces() -> None:
+    replay = WorkloadSpec.from_dict(asdict(compose.load_config([*H100, "workload=azure_conv"]).workload))
+    assert [load.label for load in replay.loads] == ["x4", "x2", "x1", "x0.5"]
+    mixed = WorkloadSpec.from_dict(asdict(compose.load_config([*H100, "workload=mixed"]).workload))
+    assert [(c.name, c.share, c.temperature) for c in mixed.classes] == [("interactive", 0.7, 0.7), ("batch", 0.3, 0.0)]
+    assert mixed.loads[0].cv == pytest.approx(1.59)
+    batch = "+workload.classes={batch: {share: 2, slo_e2e_ms: 9}}"
+    own = [*H100, "workload=chat", batch, "workload.slo_ttft_ms=null", "workload.slo_tpot_ms=null",
+           "workload.loads.ramp_from_rps=1", "workload.loads.request_rate_rps=[4]"]  # fmt: skip
+    spec = WorkloadSpec.from_dict(asdict(compose.load_config(own).workload))
+    assert spec.classes[0].slo_e2e_ms == 9 and [load.label for load in spec.loads][-1] == "r1to4"
+
+
+def test_a_study_belongs_to_the_content_of_its_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.jsonl").write_text('{"prompt_tokens": 5}\n')
+    overrides = [
+        *H100,
+        "workload=chat",
+        "workload.trace.file=log.jsonl",
+        "workload.output_tokens={kind: fixed, value: 3}",
+    ]
+    trace = compose.load_config(overrides).workload.trace
+    assert trace.file == str(tmp_path / "log.jsonl") and len(trace.sha256 or "") == 64
+    (tmp_path / "log.jsonl").write_text('{"prompt_tokens": 6}\n')
+    assert compose.load_config(overrides).workload.trace.sha256 != trace.sha256
+    (tmp_path / "log.jsonl").write_text('{"prompt_tokens": -1}\n')
+    with pytest.raises(ConfigError, match=r"log\.jsonl:1: prompt_tokens=-1"):
+        compose.load_config(overrides)
+
+
 def test_the_study_is_named_after_what_it_measures() -> None:
     assert compose.load_config([*H100, "search_space=scheduler"]).study == "llama31_8b-h100x8-chat-scheduler"
 
@@ -96,7 +137,13 @@ def test_users_own_folder_comes_first(tmp_path: Path) -> None:
         (["study=a/b"], "study='a/b' is not a folder name", None),
         (["+engine.args.port=80"], "engine.args.port=80 is set by sweep itself", "remove"),
         (["engine.args.dtype=half"], "unknown key 'engine.args.dtype'", "+engine.args.dtype="),
-        (["workload.prompt_tokens.high=99999"], "exceeds model.args.max_model_len=16384", "raise"),
+        (["workload=code", "workload.prompt_tokens.high=99999"], "exceeds model.args.max_model_len=16384", "raise"),
+        (["workload=code_agent", "workload.conversation.max_tokens=20000"], "longest request of 20000", "max_tokens"),
+        (["workload=mooncake", "workload.prompt_tokens.high=null"], "exceeds model.args.max_model_len", "or raise"),
+        (["workload.trace.file=/no/such.csv"], "workload.trace.file=/no/such.csv", "azure_conv_2023"),
+        (["workload.loads.rate_scale=[1]"], "workload.loads.rate_scale=[1.0] needs a trace", "trace.file"),
+        (["workload=mixed", "workload.classes.batch.slo_e2e=3"], "unknown key 'workload.classes.batch.slo_e2e'", "slo"),
+        (["workload=mixed", "workload.slo_ttft_ms=3"], "workload.slo_ttft_ms=3.0 beside", "classes.interactive"),
         (["workload.loads.concurrency=[]"], "workload.loads is empty", "workload.loads.concurrency="),
         (["budget.usd=10", "hardware.price_usd_per_device_hour=0"], "budget.usd=10.0 needs a price", "what you pay"),
         (["engine.kind=sglang"], "engine.kind='sglang' is unknown", "vllm"),

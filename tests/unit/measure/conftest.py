@@ -19,7 +19,8 @@ from sweep.measure.workload import RequestSet
 class ScriptedServer:
     """Streams as vLLM does, on its own thread. A prompt's first token id chooses what happens to the request.
 
-    tokens_per_chunk, first_s, gap_s: the usual answer; early_empty_chunk sends a chunk without tokens at once.
+    tokens_per_chunk, first_s, gap_s: the usual answer; early_empty_chunk sends a chunk without tokens at once; stops
+    says that the model ended its answer, not max_tokens.
     writes: {prompt's second token: times (perf_counter) at which its token chunks were handed to the socket}.
     in_flight: (now, highest). metrics_text: what /metrics answers; each finished request adds its tokens.
     """
@@ -32,6 +33,7 @@ class ScriptedServer:
         self.gap_s = 0.002
         self.early_empty_chunk = False
         self.usage_in_chunks = True
+        self.stops = False
         self.writes: dict[int, list[float]] = {}
         self.bodies: list[dict[str, Any]] = []
         self.in_flight = self.in_flight_max = 0
@@ -83,7 +85,7 @@ class ScriptedServer:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
-        kind, number = body["prompt"][:2]
+        kind, number = map(int, body["prompt"][:2])
         self.in_flight += 1
         self.in_flight_max = max(self.in_flight_max, self.in_flight)
         try:
@@ -113,7 +115,9 @@ class ScriptedServer:
         while done < asked:
             done = min(done + self.tokens_per_chunk, asked)
             times.append(perf_counter())
-            await write({"choices": [{"text": "x"}]} | ({"usage": usage(done)} if self.usage_in_chunks else {}))
+            ending = ("stop" if self.stops else "length") if done == asked else None
+            choices = {"choices": [{"text": "x", "finish_reason": ending}]}
+            await write(choices | ({"usage": usage(done)} if self.usage_in_chunks else {}))
             if kind == self.BREAKS_OFF and request.transport is not None:
                 request.transport.close()
                 return response

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweep.measure.latency import percentile, summarize, token_gaps, tpot_s
-from sweep.measure.workload import LengthDistribution, WorkloadSpec
+from sweep.measure.workload import LengthDistribution, RequestClass, WorkloadSpec
 from sweep.results.metrics import METRICS
 
 SPEC = WorkloadSpec("w", LengthDistribution(value=9), LengthDistribution(value=5), slo_ttft_ms=100, slo_tpot_ms=20)
@@ -63,6 +63,7 @@ def row(sent: float, at: list[float], tokens: list[int] | None = None, **changes
     tokens = tokens or [1] * len(at)
     return {
         "phase": "measured",
+        "class": None,
         "due_s": sent,
         "sent_s": sent,
         "first_token_s": at[0] if at else None,
@@ -77,10 +78,13 @@ def row(sent: float, at: list[float], tokens: list[int] | None = None, **changes
     } | changes
 
 
-def metrics_of(rows: list[dict[str, Any]], window_s: float | None) -> dict[str, float | None]:
+def metrics_of(
+    rows: list[dict[str, Any]], window_s: float | None, spec: WorkloadSpec = SPEC
+) -> dict[str, float | None]:
     schema = pa.schema(
         [
             ("phase", pa.string()),
+            ("class", pa.string()),
             *((name, pa.float64()) for name in ("due_s", "sent_s", "first_token_s", "last_token_s", "end_s")),
             *((name, pa.int32()) for name in ("prompt_tokens", "output_tokens", "first_chunk_tokens")),
             ("chunk_times_s", pa.list_(pa.float64())),
@@ -89,7 +93,45 @@ def metrics_of(rows: list[dict[str, Any]], window_s: float | None) -> dict[str, 
         ]
     )
     summary = {"window_s": window_s, "loop_lag_p99_ms": 0.5, "send_lateness_p99_ms": None}
-    return summarize(pa.Table.from_pylist(rows, schema), summary, SPEC)
+    return summarize(pa.Table.from_pylist(rows, schema), summary, spec)
+
+
+CLASSES = WorkloadSpec(
+    "w", LengthDistribution(value=9), LengthDistribution(value=5),
+    classes=(
+        RequestClass("chat", LengthDistribution(value=9), LengthDistribution(value=5), slo_ttft_ms=100),
+        RequestClass("batch", LengthDistribution(value=9), LengthDistribution(value=5), slo_e2e_ms=200),
+        RequestClass("free", LengthDistribution(value=9), LengthDistribution(value=5)),
+    ),
+)  # fmt: skip
+
+
+def test_every_class_has_its_own_numbers_and_slo() -> None:
+    rows = [
+        row(-0.5, [-0.2, 0.3], **{"phase": "warmup", "class": "batch"}),
+        row(0.1, [0.15, 0.25], **{"class": "chat"}),  # TTFT 50 ms: meets
+        row(0.2, [0.35, 0.36], **{"class": "chat"}),  # TTFT 150 ms: misses
+        row(0.3, [0.45, 0.49], **{"class": "batch"}),  # E2E 190 ms: meets, whatever its TTFT
+        row(0.3, [], **{"class": "batch"}),  # fails
+        row(0.5, [0.9, 0.95], **{"class": "free"}),  # has no SLO: meets
+    ]
+    m = metrics_of(rows, 1.0, CLASSES)
+    assert m["goodput_rps"] == pytest.approx(5 * 3 / 4) and m["slo_attainment"] == pytest.approx(3 / 5)
+    assert m["goodput_rps.chat"] == pytest.approx(2 * 1 / 2) and m["slo_attainment.chat"] == pytest.approx(1 / 2)
+    # The warm-up's batch request ends in the window and makes up for the measured one that will end after it.
+    assert m["goodput_rps.batch"] == pytest.approx(2 * 1) and m["slo_attainment.batch"] == pytest.approx(1 / 2)
+    assert m["goodput_rps.free"] is None and m["slo_attainment.free"] is None
+    assert (m["requests_completed.chat"], m["requests_failed.batch"]) == (2, 1)
+    assert m["ttft_p50_ms.chat"] == pytest.approx(50) and m["ttft_mean_ms.chat"] == pytest.approx(100)
+    assert m["itl_mean_ms.chat"] == pytest.approx((100 + 10) / 2)
+    assert m["output_throughput_tok_s.batch"] == pytest.approx(1 + 2)
+    assert all(name in METRICS for name in m)
+
+
+def test_classes_of_nothing_are_none_and_workloads_without_classes_have_no_class_metrics() -> None:
+    m = metrics_of([row(0.1, [0.15], **{"class": "chat"})], 1.0, CLASSES)
+    assert m["goodput_rps.batch"] is None and m["slo_attainment.batch"] is None and m["ttft_mean_ms.batch"] is None
+    assert not [name for name in metrics_of([row(0.1, [0.15])], 1.0) if "." in name]
 
 
 def test_every_number_of_a_small_load_by_hand() -> None:
@@ -112,6 +154,7 @@ def test_every_number_of_a_small_load_by_hand() -> None:
     assert m["total_throughput_tok_s"] == pytest.approx(12 + 4 * 10)
     assert m["request_throughput_rps"] == pytest.approx(4)
     assert m["goodput_rps"] == pytest.approx(4 * 1 / 4)
+    assert m["slo_attainment"] == pytest.approx(1 / 4)
     assert (m["requests_completed"], m["requests_failed"]) == (4, 0)
     assert (m["client_loop_lag_p99_ms"], m["client_send_lateness_p99_ms"]) == (0.5, None)
     assert set(m) <= set(METRICS)
@@ -152,7 +195,8 @@ def test_itl_percentiles_need_as_many_requests_as_samples() -> None:
 def test_when_everything_failed_no_latency_and_no_rate_is_a_number() -> None:
     m = metrics_of([row(0.1 * i, []) for i in range(200)], 1.0)
     counts = {k: v for k, v in m.items() if v is not None}
-    assert counts == {"requests_completed": 0.0, "requests_failed": 200.0, "client_loop_lag_p99_ms": 0.5}
+    known = {"requests_completed": 0.0, "requests_failed": 200.0, "slo_attainment": 0.0, "client_loop_lag_p99_ms": 0.5}
+    assert counts == known
 
 
 def test_without_a_window_there_are_no_rates() -> None:

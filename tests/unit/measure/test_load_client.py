@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sweep.measure.arrivals import Load, arrivals_s
 from sweep.measure.client import Job, LoadRun
 from sweep.measure.recording import rows, summary
-from sweep.measure.workload import Load, RequestSet
+from sweep.measure.requests import RequestSet
 
 OK, HTTP_ERROR, BREAKS_OFF, HANGS, ERROR_EVENT, SHORT = range(6)
 
@@ -111,7 +113,7 @@ def test_the_closed_loop_keeps_its_concurrency_through_warmup_and_window(
     table = rows(load_run, requests)
     assert scripted_server.in_flight_max == concurrency
     assert [row["phase"] for row in table] == ["warmup"] * concurrency + ["measured"] * 20
-    assert [row["index"] for row in table] == [*range(20, 20 + concurrency), *range(20)]
+    assert [row["index"] for row in table] == [*range(28 - concurrency, 28), *range(20)]
     made = summary(load_run, table)
     assert made["window_rule"] == "steady"
     first_idle = sorted(row["end_s"] for row in table)[-concurrency]
@@ -178,11 +180,130 @@ def test_open_loop_warmup_lasts_until_its_first_requests_ended(scripted_server: 
     assert made["counts"]["ok"] == 5
 
 
-def test_poisson_gaps_have_the_rate_and_the_variation_asked() -> None:
-    for burstiness in (1.0, 0.25):
-        gaps = np.random.default_rng(0).gamma(burstiness, 1 / (4.0 * burstiness), 50_000)
-        assert gaps.mean() == pytest.approx(1 / 4.0, rel=0.03)
-        assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.03)
+def test_a_ramp_is_sent_as_its_arrivals_say(scripted_server: Any, scripted_requests: Any) -> None:
+    requests = scripted_requests([OK] * 30, warmup=30)
+    load = Load(None, 200.0, ramp_from_rps=20.0)
+    load_run = run(scripted_server, requests, load)
+    due = [row["due_s"] for row in rows(load_run, requests) if row["phase"] == "measured"]
+    expected = arrivals_s(load, 30, np.random.default_rng(7))
+    assert due == pytest.approx((expected - expected[0]).tolist())
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_a_replay_keeps_the_recorded_times_scaled(scripted_server: Any, scripted_requests: Any, scale: float) -> None:
+    times = np.array([0.0, 0.01, 0.01, 0.2, 0.25, -0.3, -0.1])  # five measured, two before them
+    requests = replace(scripted_requests([OK] * 5, warmup=2), arrivals_s=times, fixed_warmup=2)
+    load_run = run(scripted_server, requests, Load(None, 9.0, rate_scale=scale))
+    table = rows(load_run, requests)
+    assert [row["index"] for row in table] == [5, 6, 0, 1, 2, 3, 4]
+    assert [row["due_s"] for row in table] == pytest.approx((times[[5, 6, 0, 1, 2, 3, 4]] / scale).tolist())
+    assert all(row["sent_s"] >= row["due_s"] for row in table)
+    made = summary(load_run, table)
+    assert (made["window_s"], made["load"]["rate_scale"]) == (pytest.approx(0.25 / scale), scale)
+
+
+def test_a_replay_of_requests_without_times_is_refused(scripted_server: Any, scripted_requests: Any) -> None:
+    with pytest.raises(SystemExit, match=r"no arrival times, load x1 needs them"):
+        run(scripted_server, scripted_requests([OK], warmup=1), Load(None, 9.0, rate_scale=1.0))
+
+
+def talk(scripted_requests: Any, kinds: list[int], after: list[int], **changes: Any) -> RequestSet:
+    """Conversations; the warm-up's requests come last and are sent first."""
+    requests = scripted_requests(kinds, warmup=len(after) - len(kinds))
+    return replace(requests, after=np.array(after), fixed_warmup=len(after) - len(kinds), **changes)
+
+
+LOADS = [Load(3), Load(None, 400.0), Load(None, 400.0, rate_scale=1.0)]
+
+
+@pytest.mark.parametrize("load", LOADS, ids=lambda load: load.label)
+def test_turns_of_a_conversation_wait_for_one_another_and_nobody_else(
+    scripted_server: Any, scripted_requests: Any, load: Load
+) -> None:
+    scripted_server.first_s = 0.02
+    after = [6, 7, 8, 0, 1, 2, -1, -1, -1]  # three conversations of three turns, the first of each is warm-up
+    arrivals = np.array([0, 1, 2, 3, 4, 5, -3, -2, -1]) / 400
+    requests = talk(scripted_requests, [OK] * 6, after, arrivals_s=arrivals)
+    load_run = run(scripted_server, requests, load)
+    table = {row["index"]: row for row in rows(load_run, requests)}
+    assert sorted(table) == list(range(9)) and all(row["status"] == "ok" for row in table.values())
+    for index, before in enumerate(after):
+        if before >= 0:
+            assert table[index]["sent_s"] >= table[before]["end_s"]
+            assert table[index]["due_s"] >= table[before]["end_s"]  # its user was reading, the client was not late
+    assert scripted_server.in_flight_max == 3
+    assert [row["phase"] for row in rows(load_run, requests)[:3]] == ["warmup"] * 3
+
+
+def test_a_free_slot_takes_the_first_request_that_may_be_sent(scripted_server: Any, scripted_requests: Any) -> None:
+    scripted_server.first_s = 0.05
+    after = [7, 0, 1, -1, -1, -1, -1, -1]  # one conversation, and four requests of their own
+    requests = replace(talk(scripted_requests, [OK] * 6, after), max_tokens=np.array([5, 5, 5, 60, 5, 60, 5, 60]))
+    load_run = run(scripted_server, requests, Load(2))
+    sent = {e.index: e for e in load_run.exchanges}
+    assert sorted(sent) == list(range(8)) and scripted_server.in_flight_max == 2
+    order = [6, 7, 0, 1, 2, 3, 4, 5]
+    overtaken = [(j, i) for i in order for j in order[: order.index(i)] if sent[j].sent_at > sent[i].sent_at]
+    for j, i in overtaken:  # only what had to wait is overtaken
+        assert after[j] >= 0
+        assert sent[after[j]].ended_at > sent[i].sent_at
+    assert overtaken  # the conversation's next turn had to wait for the long warm-up request
+
+
+def test_a_turn_after_one_that_failed_or_was_not_sent_is_sent(scripted_server: Any, scripted_requests: Any) -> None:
+    requests = talk(scripted_requests, [HTTP_ERROR, OK, OK], [4, 0, 3, -1, -1])
+    for load in (Load(1), Load(None, 100.0)):
+        table = {row["index"]: row for row in rows(run(scripted_server, requests, load), requests)}
+        assert [table[i]["status"] for i in (0, 1, 2)] == ["error", "ok", "ok"]
+    alone = replace(requests, fixed_warmup=1)  # request 3 is not part of this load, so nobody waits for it
+    table = {row["index"]: row for row in rows(run(scripted_server, alone, Load(1)), alone)}
+    assert sorted(table) == [0, 1, 2, 4] and table[2]["status"] == "ok"
+
+
+@pytest.mark.parametrize("load", LOADS[:2], ids=lambda load: load.label)
+def test_conversations_end_with_max_load_s_too(scripted_server: Any, scripted_requests: Any, load: Load) -> None:
+    scripted_server.first_s = 0.3
+    after = [20, *range(19), -1, -1, -1]  # one long conversation, and two requests of their own
+    requests = talk(scripted_requests, [OK] * 20, after)
+    load_run = run(scripted_server, requests, load, max_load_s=1.0)
+    assert load_run.stopped_by == "max_load_s"
+    assert 3 < len(load_run.exchanges) < 8
+    assert max(e.due_at for e in load_run.exchanges) <= load_run.began + 1.0
+
+
+def test_rows_carry_their_class_and_requests_their_temperature(scripted_server: Any, scripted_requests: Any) -> None:
+    requests = replace(
+        scripted_requests([OK, OK], warmup=1),
+        class_names=("chat", "batch"), class_ids=np.array([1, 0, 0]), temperatures=np.array([0.0, 0.7, 0.7]),
+    )  # fmt: skip
+    table = rows(run(scripted_server, requests, Load(1)), requests)
+    assert [(row["index"], row["class"]) for row in table] == [(2, "chat"), (0, "batch"), (1, "chat")]
+    assert [body["temperature"] for body in scripted_server.bodies] == [0.7, 0.0, 0.7]
+
+
+def test_text_prompts_are_sent_as_text(scripted_server: Any) -> None:
+    texts = [f"{OK}{number}7 für dich" for number in range(2)]  # the scripted server reads the first two characters
+    data = [text.encode() for text in texts]
+    requests = RequestSet(
+        np.frombuffer(b"".join(data), dtype=np.uint8), np.r_[0, np.cumsum([len(d) for d in data])],
+        np.full(2, 3), 1,
+    )  # fmt: skip
+    load_run = run(scripted_server, requests, Load(1))
+    assert [body["prompt"] for body in scripted_server.bodies] == [texts[1], texts[0]]
+    assert all(e.status == "ok" for e in load_run.exchanges)
+
+
+def test_the_model_may_stop_by_itself_if_the_workload_lets_it(scripted_server: Any, scripted_requests: Any) -> None:
+    scripted_server.stops = True
+    requests = scripted_requests([SHORT, OK], warmup=1)
+    strict = rows(run(scripted_server, requests, Load(1)), requests)
+    assert [row["error"] for row in strict] == [None, "asked for 5 tokens, got 4", None]
+    free = rows(run(scripted_server, requests, Load(1), ignore_eos=False), requests)
+    assert [(row["status"], row["output_tokens"]) for row in free] == [("ok", 5), ("ok", 4), ("ok", 5)]
+    assert [body["ignore_eos"] for body in scripted_server.bodies] == [True] * 3 + [False] * 3
+    scripted_server.stops = False  # cut off, not ended: the context was full
+    cut = rows(run(scripted_server, requests, Load(1), ignore_eos=False), requests)
+    assert [row["status"] for row in cut] == ["ok", "error", "ok"]
 
 
 @pytest.mark.parametrize("load", [Load(2), Load(None, 20.0)])

@@ -76,3 +76,15 @@ def test_without_usage_in_every_chunk_nothing_is_guessed() -> None:
 def test_what_is_not_json_is_an_error() -> None:
     stream = read_stream(reads(b"data: <html>\n\n"), asked_tokens=1)
     assert stream.error is not None and "not a completion stream" in stream.error
+
+
+def test_only_a_model_that_stopped_by_itself_may_say_less() -> None:
+    def ended(reason: str) -> bytes:
+        usage = {"prompt_tokens": 9, "completion_tokens": 2}
+        return f"data: {json.dumps({'choices': [{'text': '', 'finish_reason': reason}], 'usage': usage})}\n\n".encode()
+
+    for reason, error in (("stop", None), ("length", "asked for 5 tokens, got 2")):
+        events = reads(event(1), ended(reason), event(2, choices=False), DONE)
+        assert read_stream(events, asked_tokens=5, may_stop=True).error == error
+        assert read_stream(events, asked_tokens=5).error == "asked for 5 tokens, got 2"
+        assert read_stream(events, asked_tokens=2, may_stop=True).error is None

@@ -170,6 +170,14 @@ def test_frame_has_one_row_for_each_point_and_nan_only_where_nothing_was_measure
     assert "args.dtype" not in frame
 
 
+def test_metrics_of_request_classes_have_columns_where_there_are_some():
+    metrics = {"goodput_rps": 3.0, "goodput_rps.batch": 1.0, "goodput_rps.chat": 2.0}
+    frame = points_frame([point(metrics=metrics), point(metrics=metrics | {"goodput_rps.chat": 4.0}, repeat=1)])
+    assert frame.loc[0, "goodput_rps.chat"] == 3.0 and frame.loc[0, "goodput_rps.batch"] == 1.0
+    assert frame.loc[0, "goodput_rps.chat_sd"] == pytest.approx(2**0.5)
+    assert not [name for name in points_frame([point()]) if name.endswith(".chat")]
+
+
 def test_an_empty_study_gives_an_empty_frame_with_all_columns():
     frame = points_frame([], ["cost_usd_per_mtok"])
     assert len(frame) == 0
