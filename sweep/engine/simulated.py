@@ -1,12 +1,7 @@
 """A GPU that is not there: how long its steps take, what it holds, where it crashes and what its numerics cost.
 
-Times come from measured kernels where sweep.estimate covers the engine config, else from a roofline. The scheduler is
-vLLM's continuous batching in small: decoding first, then prefill in chunks, within max_num_batched_tokens,
-max_num_seqs and the blocks of the KV cache; the newest sequence is preempted and recomputed when blocks run out. Blocks
-of a shared prefix are counted once for each request. It knows no clock: `Scheduler.step` says how long a step takes,
-and whoever calls it lets that time pass (the HTTP server really, a loop in a notebook not at all).
-
-Everything random follows from the seed, the engine config and the launch.
+Times come from measured kernels where sweep.estimate covers the engine config, else from a roofline. Everything random
+follows from the seed, the engine config and the launch.
 """
 
 from __future__ import annotations
@@ -91,6 +86,12 @@ def simulate(
     crash = _crash(args, settings)
     loaded_s = settings.startup_s + memory.weights_gib / _LOAD_GIB_PER_S
     failure = _out_of_memory(memory, usable_gib, max_model_len, limits) if fits is False else None
+    if not limits.chunked_prefill and limits.max_num_batched_tokens < max_model_len:
+        failure = (
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig\n"
+            f"  Value error, max_num_batched_tokens ({limits.max_num_batched_tokens}) is smaller than max_model_len "
+            f"({max_model_len}). This effectively limits the maximum sequence length to max_num_batched_tokens."
+        )
     if failure is None and crash == "startup":
         failure = "RuntimeError: Failed to find a kernel that can implement this linear layer (simulated crash region)"
     return SimulatedEngine(
@@ -180,10 +181,8 @@ def prompt_logprobs(tokens: Sequence[int], k: int, engine: EngineConfig, seed: i
     peak = logits.max(axis=1, keepdims=True)
     logprobs = logits - peak - np.log(np.exp(logits - peak).sum(axis=1, keepdims=True))
     # Candidates are spread over the vocabulary from the token of the text, whose rank is drawn like the others'.
-    spread = VOCABULARY // _CANDIDATES
-    ids = (
-        actual[:, None] + spread * rng.permuted(np.tile(np.arange(_CANDIDATES), (len(actual), 1)), axis=1)
-    ) % VOCABULARY
+    places = rng.permuted(np.tile(np.arange(_CANDIDATES), (len(actual), 1)), axis=1)
+    ids = (actual[:, None] + VOCABULARY // _CANDIDATES * places) % VOCABULARY
     return [_listed(row_ids, row, int(own), k) for row_ids, row, own in zip(ids, logprobs, actual, strict=True)]
 
 

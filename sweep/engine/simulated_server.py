@@ -34,7 +34,7 @@ from sweep.errors import ConfigError
 _BOS = 1
 _PIECE = re.compile(r"\w{1,4}|\s+|[^\w\s]")
 _DEFAULT_HARDWARE = HardwareConfig(name="h100", memory_gib=79.6)
-_CRASH_BATCH = 4
+_CRASH_BATCH = 4  # requests in the batch at which an engine that dies under load does
 _GENERIC_DEATH = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
 _GROWING: tuple[tuple[str, str], ...] = (
     ("prompt_tokens_total", "prompt_tokens"),
@@ -129,6 +129,8 @@ class Application:
         crash = self._die_under_load if self._engine.crash == "load" else None
         self._replicas = [Replica(s, self._settings.time_scale, crash) for s in self._engine.replicas]
         tasks = [asyncio.create_task(replica.run()) for replica in self._replicas]
+        for task in tasks:
+            task.add_done_callback(_end_with)
         yield
         for task in tasks:
             task.cancel()
@@ -170,6 +172,7 @@ class Application:
                 "kv_cache_usage_perc": scheduler.used_blocks / scheduler.blocks,
             }
             growing = {name: getattr(scheduler.counters, field) for name, field in _GROWING}
+            growing["request_queue_time_seconds_sum"] *= self._settings.time_scale
             lines += [f"vllm:{name}{labels} {value}" for name, value in (gauges | growing).items()]
         return web.Response(text="\n".join([*lines, ""]))
 
@@ -278,6 +281,13 @@ def _usage(request: Request, completion_tokens: int) -> dict[str, int]:
     }
 
 
+def _end_with(task: asyncio.Task[None]) -> None:
+    """A replica that fails ends the server, as an engine does: nobody shall wait for its tokens."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _say(f"{type(error).__name__}: {error}")
+        os._exit(1)
+
+
 def _say(text: str) -> None:
     sys.stdout.write(f"(EngineCore pid={os.getpid()}) {text}\n")
     sys.stdout.flush()
@@ -308,7 +318,15 @@ def main() -> int:
         _say(_GENERIC_DEATH)
         return 1
     app = Application(own.model, config, engine, settings).routes()
-    web.run_app(app, host=own.host, port=own.port, print=None, shutdown_timeout=0.2, handler_cancellation=True)
+    web.run_app(
+        app,
+        host=own.host,
+        port=own.port,
+        print=None,
+        access_log=None,
+        shutdown_timeout=0.2,
+        handler_cancellation=True,
+    )
     return 0
 
 

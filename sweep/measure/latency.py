@@ -75,14 +75,38 @@ def summarize(table: pa.Table, summary: Mapping[str, Any], spec: WorkloadSpec) -
     Where the workload has request classes, each metric of PER_CLASS also exists for each, as "<metric>.<class>".
     """
     run = _Run(table, summary)
-    every = np.ones(len(run.ok), dtype=bool)
-    metrics = run.metrics(every, spec.request_classes)
+    classes = spec.request_classes
+    of_classes = [run.metrics(run.belongs_to(c), c) for c in classes]
+    if spec.classes:
+        metrics = run.metrics(np.ones(len(run.ok), dtype=bool), None) | _together(classes, of_classes)
+        for c, of_class in zip(classes, of_classes, strict=True):
+            metrics |= {f"{name}.{c.name}": of_class[name] for name in PER_CLASS}
+    else:
+        (metrics,) = of_classes
     metrics["client_loop_lag_p99_ms"] = summary["loop_lag_p99_ms"]
     metrics["client_send_lateness_p99_ms"] = summary["send_lateness_p99_ms"]
-    for request_class in spec.classes:
-        of_class = run.metrics(run.class_names == request_class.name, (request_class,))
-        metrics |= {f"{name}.{request_class.name}": of_class[name] for name in PER_CLASS}
     return metrics
+
+
+def _together(
+    classes: Sequence[RequestClass], of_classes: Sequence[Mapping[str, float | None]]
+) -> dict[str, float | None]:
+    """Goodput and attainment of all classes: the sums over each. What has no SLO meets it once completed."""
+    if not any(c.has_slo for c in classes):
+        return {"goodput_rps": None, "slo_attainment": None}
+    good_rps = [
+        m["goodput_rps" if c.has_slo else "request_throughput_rps"] for c, m in zip(classes, of_classes, strict=True)
+    ]
+    sizes = [(m["requests_completed"] or 0.0) + (m["requests_failed"] or 0.0) for m in of_classes]
+    met = [
+        (m["slo_attainment"] or 0.0) * size if c.has_slo else m["requests_completed"] or 0.0
+        for c, m, size in zip(classes, of_classes, sizes, strict=True)
+    ]
+    known = [rate for rate in good_rps if rate is not None]
+    return {
+        "goodput_rps": sum(known) if known else None,
+        "slo_attainment": sum(met) / sum(sizes) if sum(sizes) else None,
+    }
 
 
 class _Run:
@@ -105,13 +129,13 @@ class _Run:
         self.chunk_of, self.chunk_s, self.chunk_tokens = _chunks(table)
         self.gap_s, self.gap_end_s, self.gap_of = token_gaps(self.chunk_of, self.chunk_s, self.chunk_tokens)
 
-    def metrics(self, of: BoolArray, classes: Sequence[RequestClass]) -> dict[str, float | None]:
-        """Of the requests chosen by `of`, (rows,), which belong to these classes."""
+    def metrics(self, of: BoolArray, slo: RequestClass | None) -> dict[str, float | None]:
+        """Of the requests chosen by `of`, (rows,), against the SLO of this class."""
         good, failed = of & self.ok & self.measured, int((of & self.measured & ~self.ok).sum())
         metrics = self._latencies(good, failed)
         metrics |= dict.fromkeys(("request_throughput_rps", "output_throughput_tok_s", "total_throughput_tok_s"))
         metrics |= {"goodput_rps": None, "slo_attainment": None}
-        met = self._met(classes) if any(c.has_slo for c in classes) else None
+        met = self._met(slo) if slo is not None and slo.has_slo else None
         if met is not None and good.sum() + failed:
             metrics["slo_attainment"] = float((met & good).sum() / (good.sum() + failed))
         if self.window_s and good.any():
@@ -149,16 +173,18 @@ class _Run:
         inside: BoolArray = (times_s > 0) & (times_s <= (self.window_s or 0.0))
         return inside
 
-    def _met(self, classes: Sequence[RequestClass]) -> BoolArray:
-        """Which requests met every SLO of their class, (rows,). One without a TPOT cannot miss it."""
-        met = np.zeros(len(self.ok), dtype=bool)
-        for c in classes:
-            missed = self.class_names != c.name if c.name else np.zeros(len(self.ok), dtype=bool)
-            for key, bound in (("ttft", c.slo_ttft_ms), ("tpot", c.slo_tpot_ms), ("e2e", c.slo_e2e_ms)):
-                if bound is not None:
-                    missed = missed | (self.latency_ms[key] > bound)
-            met |= ~missed
-        return met
+    def belongs_to(self, request_class: RequestClass) -> BoolArray:
+        """Which requests are of this class, (rows,); all, if it has no name."""
+        belongs: BoolArray = self.class_names == request_class.name
+        return belongs if request_class.name else np.ones(len(self.ok), dtype=bool)
+
+    def _met(self, slo: RequestClass) -> BoolArray:
+        """Which requests met every SLO, (rows,). One without a TPOT cannot miss it."""
+        missed = np.zeros(len(self.ok), dtype=bool)
+        for key, bound in (("ttft", slo.slo_ttft_ms), ("tpot", slo.slo_tpot_ms), ("e2e", slo.slo_e2e_ms)):
+            if bound is not None:
+                missed |= self.latency_ms[key] > bound
+        return ~missed
 
 
 def _chunks(table: pa.Table) -> tuple[IntArray, FloatArray, IntArray]:

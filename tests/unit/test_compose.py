@@ -77,9 +77,15 @@ def test_the_workloads_reach_the_loads_classes_and_traces() -> None:
     mixed = WorkloadSpec.from_dict(asdict(compose.load_config([*H100, "workload=mixed"]).workload))
     assert [(c.name, c.share, c.temperature) for c in mixed.classes] == [("interactive", 0.7, 0.7), ("batch", 0.3, 0.0)]
     assert mixed.loads[0].cv == pytest.approx(1.59)
-    batch = "+workload.classes={batch: {share: 2, slo_e2e_ms: 9}}"
-    own = [*H100, "workload=chat", batch, "workload.slo_ttft_ms=null", "workload.slo_tpot_ms=null",
-           "workload.loads.ramp_from_rps=1", "workload.loads.request_rate_rps=[4]"]  # fmt: skip
+    own = [
+        *H100,
+        "workload=chat",
+        "+workload.classes={batch: {share: 2, slo_e2e_ms: 9}}",
+        "workload.slo_ttft_ms=null",
+        "workload.slo_tpot_ms=null",
+        "workload.loads.ramp_from_rps=1",
+        "workload.loads.request_rate_rps=[4]",
+    ]
     spec = WorkloadSpec.from_dict(asdict(compose.load_config(own).workload))
     assert spec.classes[0].slo_e2e_ms == 9 and [load.label for load in spec.loads][-1] == "r1to4"
 

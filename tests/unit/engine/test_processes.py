@@ -30,7 +30,7 @@ SHARED = """
 import sys, time
 from multiprocessing.shared_memory import SharedMemory
 print(SharedMemory(create=True, size=4096).name, flush=True)
-time.sleep(600)
+time.sleep(60)
 """
 SERVING = f"""
 import os, sys, time
@@ -41,7 +41,7 @@ vllm_serve._end_with_owner(int(os.environ["{OWNER_FD}"]))
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("serving", flush=True)
-time.sleep(600)
+time.sleep(60)
 """
 
 
@@ -72,6 +72,9 @@ def test_killed_processes_leave_no_shared_memory(launch_id: str) -> None:
     with start(launch_id, SHARED) as process:
         segment = Path("/dev/shm") / first_line(process)
         assert segment.exists()
+        deadline = time.monotonic() + 20  # the tracker needs a moment to become a program of its own
+        while len(carriers(launch_id)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
         assert len(carriers(launch_id)) == 2, "the program and its resource tracker"
         assert kill_leftovers(launch_id) == 2
     assert carriers(launch_id) == []
@@ -82,7 +85,7 @@ def test_a_process_that_renames_itself_is_still_found(launch_id: str) -> None:
     """As vLLM's engine does; without SPT_NOENV its new name would lie over its environment."""
     pytest.importorskip("setproctitle")
     rename = "import setproctitle, time; setproctitle.setproctitle('VLLM::EngineCore' * 99); print(1, flush=True)"
-    with start(launch_id, f"{rename}; time.sleep(600)", SPT_NOENV="1") as process:
+    with start(launch_id, f"{rename}; time.sleep(60)", SPT_NOENV="1") as process:
         assert first_line(process) == "1"
         assert [p.pid for p in carriers(launch_id)] == [process.pid]
         kill_leftovers(launch_id)
@@ -143,7 +146,7 @@ def test_a_stranger_who_shares_the_port_is_named(launch_id: str) -> None:
         s.listen()
         port = s.getsockname()[1]
         script = f"import socket, time; s = socket.socket(); {share}; s.bind(('127.0.0.1', {port})); s.listen()"
-        with start(launch_id, f"{script}; print(1, flush=True); time.sleep(600)") as stranger:
+        with start(launch_id, f"{script}; print(1, flush=True); time.sleep(60)") as stranger:
             assert first_line(stranger) == "1"
             assert foreign_listeners(port, stranger.pid) == f"process {os.getpid()}"
             assert foreign_listeners(port, os.getpid()) is None, "a child of ours is no stranger"

@@ -46,6 +46,14 @@ def test_what_does_not_fit_fails_in_vllms_own_words(args: dict[str, Any], words:
     assert classify("startup", 1, log, None)[0] is FailureCause.out_of_memory
 
 
+def test_without_chunked_prefill_a_batch_must_hold_the_longest_prompt() -> None:
+    failure = launched({"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}).startup_failure
+    assert failure is not None
+    cause, detail = classify("startup", 1, f"(EngineCore pid=1) {failure}", None)
+    assert cause is FailureCause.invalid_argument and "smaller than max_model_len (8192)" in detail
+    assert launched({"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}).startup_failure is None
+
+
 def test_what_fits_starts_and_its_cache_is_what_is_left() -> None:
     narrow, wide = (launched({"tensor_parallel_size": t}, LLAMA_70B) for t in (2, 8))
     assert narrow.startup_failure is None and wide.replicas[0].blocks > 5 * narrow.replicas[0].blocks
