@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,28 +11,30 @@ from sweep.engine.server import Server
 from sweep.launch.spec import LaunchSpec
 from sweep.measure.load import measure_load
 from sweep.measure.vllm_bench import run_vllm_bench
-from sweep.measure.workload import LengthDistribution, Load, WorkloadSpec, build_requests
+from sweep.measure.workload import Load, RequestSet, WorkloadSpec, build_requests
 
 COMPARED = ("output_throughput_tok_s", "ttft_p50_ms", "tpot_p50_ms", "e2e_p50_ms")
 
 
 def cross_check(
-    spec: LaunchSpec, server: Server, workload: WorkloadSpec, corpus: npt.NDArray[Any], load: Load
+    spec: LaunchSpec,
+    server: Server,
+    workload: WorkloadSpec,
+    requests: RequestSet,
+    corpus: npt.NDArray[Any],
+    load: Load,
 ) -> dict[str, Any]:
-    """The same closed loop with fixed lengths (the workload's medians) through both clients.
+    """The same closed loop with fixed lengths (the requests' medians) through both clients.
 
     Returns {"load", "prompt_tokens", "output_tokens", metric: {"sweep": value, "vllm_bench": value}}. Raises
-    LaunchFailure if either fails, ValueError for an open loop, which the two pace differently.
+    LaunchFailure if either fails, ValueError for an open loop, which the two pace differently, or for text prompts.
     """
     if load.concurrency is None:
         raise ValueError(f"load {load.label} is no closed loop")
-    rng = np.random.default_rng(0)
-    prompt, output = (int(np.median(d.sample(rng, 1000))) for d in (workload.prompt_tokens, workload.output_tokens))
-    fixed = replace(
-        workload,
-        prompt_tokens=LengthDistribution(kind="fixed", value=prompt),
-        output_tokens=LengthDistribution(kind="fixed", value=output),
-    )
+    if requests.is_text:
+        raise ValueError("prompts given as text have no token lengths to repeat")
+    prompt, output = int(np.median(np.diff(requests.starts))), int(np.median(requests.max_tokens))
+    fixed = workload.with_fixed_lengths(prompt, output)
     server.reset_prefix_cache()
     ours = measure_load(
         server.base_url,

@@ -62,10 +62,16 @@ def run_launch(spec: LaunchSpec, server: Server, events: EventSink) -> LaunchFai
         if failure_or_none is not None:
             return failure_or_none
     closed = next((load for load in loads if load.concurrency is not None), None)
-    if spec.proof["cross_check"] and spec.purpose == "baseline" and spec.attempt == 0 and closed is not None:
+    if (
+        spec.proof["cross_check"]
+        and spec.purpose == "baseline"
+        and spec.attempt == 0
+        and closed is not None
+        and not requests.is_text
+    ):
         events.write("phase", phase="cross-check with vLLM's bench")
         try:
-            events.write("facts", facts={"cross_check": cross_check(spec, server, workload, corpus, closed)})
+            events.write("facts", facts={"cross_check": cross_check(spec, server, workload, requests, corpus, closed)})
         except LaunchFailure as failure:
             events.write("facts", facts={"cross_check": {"failed": str(failure)}})
             if (death := server.died()) is not None:
