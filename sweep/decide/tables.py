@@ -11,7 +11,7 @@ from sweep.decide.opened import Study
 from sweep.decide.wording import engine_text, plural, shared_settings
 from sweep.results.front import front, ineligible
 from sweep.results.metrics import get_metric
-from sweep.results.points import OperatingPoint, failures
+from sweep.results.points import Failure, OperatingPoint, failures
 from sweep.results.records import LaunchRecord
 from sweep.results.status import duration_text
 from sweep.results.validation import validations
@@ -47,7 +47,7 @@ def front_text(study: Study, objectives: Sequence[str] | None = None) -> str:
     without = [(p, why) for p, why in ineligible(all_points, names) if p.state == "measured"]
     if without:
         lines.append(f"not on any front: {plural(len(without), 'measured point')}, for example {without[0][1]}")
-    lines += [_failure_line(f.cause, f.points, f.recovered, f.detail) for f in failures(study.records)]
+    lines += [_failure_line(f.cause, f.points, f.recovered, f.detail) for f in _told(study)]
     lines += [*_validation_lines(study, names), *_changed_by_vllm(study), *_cross_check(study)]
     return "\n".join(lines)
 
@@ -126,8 +126,13 @@ def status_text(study: Study, status: Mapping[str, Any] | None) -> str:
         lines.append(f"  now       {job['launch_id']}: {job['phase']} ({running}): {job['config']}")
     for name, best in status["best"].items():
         lines.append(f"  best      {name} {best['value']:.4g}: {best['config']} at {best['load']}")
-    lines += ["  " + _failure_line(f.cause, f.points, f.recovered, f.detail) for f in failures(study.records)]
+    lines += ["  " + _failure_line(f.cause, f.points, f.recovered, f.detail) for f in _told(study)]
     return "\n".join(lines)
+
+
+def _told(study: Study) -> list[Failure]:
+    """Failures worth a line: an interruption that cost no point is not one."""
+    return [f for f in failures(study.records) if f.points or f.cause != "interrupted"]
 
 
 def _failure_line(cause: str, points: int, recovered: int, detail: str | None) -> str:
