@@ -141,6 +141,9 @@ def front_figure(
         },
     )
     if color in METRICS:
+        values = [p.metrics[color] for p in _split(plotted, color)[0]]
+        if values and min(values) < max(values):  # left alone, Plotly widens the scale for each trace of equal values
+            figure.update_layout(coloraxis_cmin=min(values), coloraxis_cmax=max(values))
         figure.update_layout(coloraxis_colorbar_title_text="<br>".join(textwrap.wrap(METRICS[color].label, 18)))
     _style_axis(figure.update_xaxes, x_metric, x_range, x_log)
     _style_axis(figure.update_yaxes, y_metric, y_range, y_log)

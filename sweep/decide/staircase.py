@@ -38,7 +38,9 @@ def axis_range(values: Sequence[float]) -> tuple[tuple[float, float], bool]:
     if low > 0 and high / low > 20:
         pad = (high / low) ** 0.06
         return (low / pad, high * pad), True
-    pad = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
+    if low == high == 0:
+        return (-0.05, 1.0), False
+    pad = 0.08 * (high - low) or 0.1 * abs(high)
     return (low - pad, high + pad), False
 
 

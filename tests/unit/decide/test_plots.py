@@ -134,3 +134,15 @@ def test_hover_shows_arguments_and_escapes_them(study_dir):
     assert "pipeline_parallel_size=2" in text
     assert "&lt;see stack<br>trace&gt;" in text
     assert "max_model_len" not in text, "what every point shares is not repeated"
+
+
+def test_colour_scale_spans_the_values_and_not_what_plotly_makes_of_equal_ones(study_dir):
+    points = sweep.open(study_dir).operating_points
+    figure = front_figure(points, "cost_usd_per_mtok", "ttft_p50_ms", color="quality_kl")
+    values = [v for t in figure.data if t.marker.coloraxis for v in t.marker.color]
+    axis = figure.layout.coloraxis
+    assert (axis.cmin, axis.cmax) == (min(values), max(values)) and axis.cmin < axis.cmax
+
+
+def test_an_axis_of_zeros_does_not_show_negative_numbers():
+    assert axis_range([0.0, 0.0]) == ((-0.05, 1.0), False)
