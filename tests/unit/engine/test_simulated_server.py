@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from sweep.engine.failures import FailureCause, LaunchFailure
 from sweep.engine.server import Server
 from sweep.engine.simulated import simulate
 from sweep.engine.simulated_server import block_keys, parse_arguments, tokenize
+from sweep.measure import load
 from sweep.measure.load import measure_load
 from sweep.measure.quality import QualitySpec, compare, measure_logprobs, quality_prompts
-from sweep.measure.telemetry import scrape
+from sweep.measure.telemetry import Telemetry, scrape
 from sweep.measure.workload import Load, WorkloadSpec, bos_token_id, build_requests, tokenize_corpus
 
 MODEL: dict[str, Any] = {
@@ -74,7 +76,11 @@ def test_it_starts_answers_and_names_itself(running: Server) -> None:
     assert running.startup_s is not None and running.is_alive() and running.died() is None
 
 
-def test_a_load_is_measured_with_every_engine_counter(running: Server, tmp_path: Path) -> None:
+def test_a_load_is_measured_with_every_engine_counter(
+    running: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The simulated load is over in less than the usual second between two samples of the gauges.
+    monkeypatch.setattr(load, "Telemetry", partial(Telemetry, period_s=0.05))
     spec = workload(shared_prefix_tokens=64)
     requests = build_requests(spec, tokenize_corpus(running.base_url, "m", TEXT), draw=0)
     running.reset_prefix_cache()
