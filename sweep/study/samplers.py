@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable
 
 import optuna
@@ -26,7 +27,9 @@ def _gp(config: SamplerConfig) -> BaseSampler:
 def _qmc(config: SamplerConfig) -> BaseSampler:
     if importlib.util.find_spec("scipy") is None:
         raise ConfigError("sampler=qmc needs scipy", "pip install 'sweep-llm[gp]', or choose sampler=tpe")
-    return optuna.samplers.QMCSampler(seed=config.seed, scramble=True)
+    with warnings.catch_warnings():  # the class has been experimental since Optuna 3.0
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.QMCSampler(seed=config.seed, scramble=True)
 
 
 # Grid has no Optuna sampler here: Optuna's own calls study.stop(), which raises in ask/tell. The loop walks the

@@ -176,7 +176,10 @@ def test_a_missing_study_lists_those_that_are_there(sweep: Callable[..., Outcome
     sweep("front", f"{example}2").is_mistake("no study at '.*example2'", "studies there: .*example")
 
 
-def test_a_folder_that_is_no_study(sweep: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_a_folder_that_is_no_study(
+    sweep: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # studies of the working folder would be offered instead
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
     sweep("status", str(folder)).is_mistake("is not a study folder", "sweep run")
