@@ -204,27 +204,15 @@ def _point(
     metrics: dict[str, float | None] | None = None,
     raw: str | None = None,
 ) -> PointRecord:
-    engine = spec.engine_config
     return PointRecord(
-        point_id=f"{spec.launch_id}-{load.label}-r{spec.repeat}",
-        launch_id=spec.launch_id,
-        config_hash=engine.hash,
-        fingerprint=engine.fingerprint,
-        engine=spec.engine,
-        load=load.to_dict(),
-        load_label=load.label,
-        params=spec.params,
-        purpose=spec.purpose,
-        devices=spec.devices,
+        **spec.point_identity(load),
         state=state,
         cause=None if failure is None else failure.cause.value,
         detail=None if failure is None else failure.detail,
         transient=failure is not None and failure.cause.transient,
         metrics=metrics or {},
-        repeat=spec.repeat,
         started_at=started_at,
         finished_at=_now(),
-        provenance=spec.provenance,
         raw=raw,
     )
 

@@ -77,6 +77,31 @@ class LaunchSpec:
     def engine_config(self) -> EngineConfig:
         return EngineConfig.from_dict(self.engine)
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The fields that every record of this launch, LaunchRecord or PointRecord, shares."""
+        engine = self.engine_config
+        return {
+            "launch_id": self.launch_id,
+            "config_hash": engine.hash,
+            "fingerprint": engine.fingerprint,
+            "engine": self.engine,
+            "params": self.params,
+            "purpose": self.purpose,
+            "devices": self.devices,
+        }
+
+    def point_identity(self, load: Load) -> dict[str, Any]:
+        """The fields that every PointRecord of this launch at one load shares."""
+        return {
+            **self.identity,
+            "point_id": f"{self.launch_id}-{load.label}-r{self.repeat}",
+            "load": load.to_dict(),
+            "load_label": load.label,
+            "repeat": self.repeat,
+            "provenance": self.provenance,
+        }
+
     def on_devices(self, ids: tuple[int, ...], env: Mapping[str, str]) -> LaunchSpec:
         return replace(self, device_ids=ids, device_env=dict(env))
 

@@ -82,13 +82,7 @@ def _run(spec: LaunchSpec, events: Events) -> None:
         server.stop()
     events.record(
         LaunchRecord(
-            launch_id=spec.launch_id,
-            config_hash=spec.engine_config.hash,
-            fingerprint=spec.engine_config.fingerprint,
-            engine=spec.engine,
-            params=spec.params,
-            purpose=spec.purpose,
-            devices=spec.devices,
+            **spec.identity,
             device_ids=spec.device_ids,
             state="ok" if failure is None else "failed",
             cause=None if failure is None else failure.cause.value,

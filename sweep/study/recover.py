@@ -53,13 +53,7 @@ def vanished(spec: LaunchSpec, detail: str, cause: FailureCause = FailureCause.i
     began = (spec.folder / SPEC_FILE).stat().st_mtime
     last = max(path.stat().st_mtime for path in spec.folder.iterdir())
     return LaunchRecord(
-        launch_id=spec.launch_id,
-        config_hash=spec.engine_config.hash,
-        fingerprint=spec.engine_config.fingerprint,
-        engine=spec.engine,
-        params=spec.params,
-        purpose=spec.purpose,
-        devices=spec.devices,
+        **spec.identity,
         device_ids=spec.device_ids,
         state="failed",
         cause=cause.value,
@@ -76,24 +70,13 @@ def vanished(spec: LaunchSpec, detail: str, cause: FailureCause = FailureCause.i
 def lost_point(spec: LaunchSpec, load: Load, launch: LaunchRecord) -> PointRecord:
     """A load that its launch said nothing of: a transient failure, worth the usual retries and no more."""
     return PointRecord(
-        point_id=f"{spec.launch_id}-{load.label}-r{spec.repeat}",
-        launch_id=spec.launch_id,
-        config_hash=launch.config_hash,
-        fingerprint=launch.fingerprint,
-        engine=spec.engine,
-        load=load.to_dict(),
-        load_label=load.label,
-        params=spec.params,
-        purpose=spec.purpose,
-        devices=spec.devices,
+        **spec.point_identity(load),
         state="failed",
         cause=launch.cause or FailureCause.unknown.value,
         detail=launch.detail or "the launch ended without measuring this load",
         transient=True,
-        repeat=spec.repeat,
         started_at=launch.started_at,
         finished_at=launch.finished_at,
-        provenance=spec.provenance,
     )
 
 
