@@ -71,7 +71,7 @@ elif [[ ! -d $venv ]]; then
   "$python" -m venv "$venv" || fail "cannot create $venv" "install the venv module (Debian, Ubuntu: python3-venv)"
 fi
 
-printf '[2/4] installing sweep, vLLM for CPU and the test tools (3.5 GB; one to several minutes)\n'
+printf '[2/4] installing sweep, vLLM for CPU and the test tools (4 GB; one to several minutes)\n'
 install_packages
 
 printf '[3/4] checking the packages that come with torch\n'
