@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from statistics import NormalDist
 
 from sweep.decide.sla import Bound
 from sweep.errors import SlaError
 from sweep.results.metrics import get_metric
 from sweep.results.points import OperatingPoint
+from sweep.results.uncertainty import t_cdf, t_quantile
 
 NO_SPREAD = "measured once: no spread known"
 METHOD = "Student's t over the repeats; normal with its own standard error for quality"
@@ -53,7 +52,7 @@ def probability(point: OperatingPoint, bound: Bound) -> float | None:
     if known.standard_error == 0:
         return float(bound.meets(value))
     to_spare = get_metric(bound.metric).sign * (bound.value - value)
-    return _cdf(to_spare / known.standard_error, known.degrees)
+    return t_cdf(to_spare / known.standard_error, known.degrees)
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Demand:
             known = spread(point, bound.metric)
             if known is None:
                 return None
-            value += sign * _quantile(self.confidence, known.degrees) * known.standard_error
+            value += sign * t_quantile(self.confidence, known.degrees) * known.standard_error
         if self.headroom:
             if get_metric(bound.metric).unit == "fraction" and sign < 0:
                 value = 1 - (1 - value) / (1 - self.headroom)
@@ -101,32 +100,3 @@ class Demand:
         parts = [f"{100 * self.headroom:.3g} % headroom"] if self.headroom else []
         parts += [f"confidence {self.confidence:.4g}"] if self.confidence is not None else []
         return " and ".join(parts)
-
-
-def _cdf(t: float, degrees: int | None) -> float:
-    """P(T <= t): Abramowitz & Stegun 26.7.3 and 26.7.4, exact for whole degrees of freedom; None is the normal."""
-    if degrees is None:
-        return NormalDist().cdf(t)
-    angle = math.atan(t / math.sqrt(degrees))
-    odd, cosine = degrees % 2, math.cos(angle)
-    term = total = (cosine if odd else 1.0) if degrees > 1 else 0.0
-    for k in range(2 + odd, degrees - 1, 2):
-        term *= (k - 1) / k * cosine**2
-        total += term
-    inside = math.sin(angle) * total
-    within = 2 / math.pi * (angle + inside) if odd else inside
-    return min(1.0, max(0.0, (1 + within) / 2))
-
-
-@lru_cache
-def _quantile(probability: float, degrees: int | None) -> float:
-    """The t with P(T <= t) = probability, for a probability of at least one half."""
-    if degrees is None:
-        return NormalDist().inv_cdf(probability)
-    low, high = 0.0, 1.0
-    while _cdf(high, degrees) < probability:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _cdf(middle, degrees) < probability else (low, middle)
-    return high

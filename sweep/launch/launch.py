@@ -133,6 +133,7 @@ def _measure_point(
             "measured" if broken is None else "quarantined",
             failure=broken,
             metrics={**result.metrics, "startup_s": server.startup_s},
+            intervals=result.intervals,
             raw=str(raw.relative_to(spec.study_dir)),
         )
     )
@@ -202,6 +203,7 @@ def _point(
     *,
     failure: LaunchFailure | None = None,
     metrics: dict[str, float | None] | None = None,
+    intervals: dict[str, tuple[float, float]] | None = None,
     raw: str | None = None,
 ) -> PointRecord:
     return PointRecord(
@@ -211,6 +213,7 @@ def _point(
         detail=None if failure is None else failure.detail,
         transient=failure is not None and failure.cause.transient,
         metrics=metrics or {},
+        intervals=intervals or {},
         started_at=started_at,
         finished_at=_now(),
         raw=raw,

@@ -34,7 +34,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-_PERCENTILES = (50, 90, 99)
+PERCENTILES = (50, 90, 99)
 
 
 def percentile(samples: FloatArray, p: int, *, failures: int = 0) -> float | None:
@@ -74,7 +74,7 @@ def summarize(table: pa.Table, summary: Mapping[str, Any], spec: WorkloadSpec) -
 
     Where the workload has request classes, each metric of PER_CLASS also exists for each, as "<metric>.<class>".
     """
-    run = _Run(table, summary)
+    run = Run(table, summary)
     classes = spec.request_classes
     of_classes = [run.metrics(run.belongs_to(c), c) for c in classes]
     if spec.classes:
@@ -109,8 +109,12 @@ def _together(
     }
 
 
-class _Run:
-    """One load, column by column: (rows,) arrays, and one entry per token gap and per chunk."""
+class Run:
+    """One load, column by column: (rows,) arrays, and one entry per token gap and per chunk.
+
+    ok, measured: whether the request completed, and whether it counts. sent, first, end: seconds since the window
+    opened. latency_ms: "ttft", "tpot", "e2e", NaN where there is none. gap_s, gap_end_s, gap_of: see token_gaps.
+    """
 
     def __init__(self, table: pa.Table, summary: Mapping[str, Any]) -> None:
         column = {name: table[name].to_numpy() for name in table.column_names if not name.startswith("chunk_")}
@@ -118,13 +122,15 @@ class _Run:
         self.ok = column["status"] == "ok"
         self.measured = column["phase"] == "measured"
         self.class_names = column.get("class", np.full(len(self.ok), None))
-        sent, self.first, last = (column[name].astype(float) for name in ("sent_s", "first_token_s", "last_token_s"))
+        self.sent, self.first, last = (
+            column[name].astype(float) for name in ("sent_s", "first_token_s", "last_token_s")
+        )
         self.end, self.prompt_tokens = column["end_s"], column["prompt_tokens"]
         output, first_chunk = column["output_tokens"].astype(float), column["first_chunk_tokens"].astype(float)
         self.latency_ms = {
-            "ttft": (self.first - sent) * 1e3,
+            "ttft": (self.first - self.sent) * 1e3,
             "tpot": tpot_s(self.first, last, output, first_chunk) * 1e3,
-            "e2e": (last - sent) * 1e3,
+            "e2e": (last - self.sent) * 1e3,
         }
         self.chunk_of, self.chunk_s, self.chunk_tokens = _chunks(table)
         self.gap_s, self.gap_end_s, self.gap_of = token_gaps(self.chunk_of, self.chunk_s, self.chunk_tokens)
@@ -135,15 +141,15 @@ class _Run:
         metrics = self._latencies(good, failed)
         metrics |= dict.fromkeys(("request_throughput_rps", "output_throughput_tok_s", "total_throughput_tok_s"))
         metrics |= {"goodput_rps": None, "slo_attainment": None}
-        met = self._met(slo) if slo is not None and slo.has_slo else None
+        met = self.met(slo) if slo is not None and slo.has_slo else None
         if met is not None and good.sum() + failed:
             metrics["slo_attainment"] = float((met & good).sum() / (good.sum() + failed))
         if self.window_s and good.any():
             ok = of & self.ok
-            arrived = ok[self.chunk_of] & self._inside(self.chunk_s)
+            arrived = ok[self.chunk_of] & self.inside(self.chunk_s)
             out = float(self.chunk_tokens[arrived].sum())
-            prompts = float(self.prompt_tokens[ok & self._inside(self.first)].sum())
-            rate = float((ok & self._inside(self.end)).sum()) / self.window_s
+            prompts = float(self.prompt_tokens[ok & self.inside(self.first)].sum())
+            rate = float((ok & self.inside(self.end)).sum()) / self.window_s
             metrics["request_throughput_rps"] = rate
             metrics["output_throughput_tok_s"] = out / self.window_s
             metrics["total_throughput_tok_s"] = (out + prompts) / self.window_s
@@ -158,17 +164,17 @@ class _Run:
         for key, every in self.latency_ms.items():
             samples = every[good & ~np.isnan(every)]
             metrics[f"{key}_mean_ms"] = _mean(samples)
-            for p in _PERCENTILES:
+            for p in PERCENTILES:
                 metrics[f"{key}_p{p}_ms"] = percentile(samples, p, failures=failed)
-        itl_ms = self.gap_s[good[self.gap_of] & self._inside(self.gap_end_s)] * 1e3
+        itl_ms = self.gap_s[good[self.gap_of] & self.inside(self.gap_end_s)] * 1e3
         metrics["itl_mean_ms"] = _mean(itl_ms)
-        for p in _PERCENTILES:
+        for p in PERCENTILES:
             metrics[f"itl_p{p}_ms"] = None if metrics[f"tpot_p{p}_ms"] is None else percentile(itl_ms, p)
         tpot_p50_ms = metrics["tpot_p50_ms"]
         metrics["user_throughput_tok_s"] = 1000 / tpot_p50_ms if tpot_p50_ms else None
         return metrics
 
-    def _inside(self, times_s: FloatArray) -> BoolArray:
+    def inside(self, times_s: FloatArray) -> BoolArray:
         """Which times lie in the measured window."""
         inside: BoolArray = (times_s > 0) & (times_s <= (self.window_s or 0.0))
         return inside
@@ -178,7 +184,7 @@ class _Run:
         belongs: BoolArray = self.class_names == request_class.name
         return belongs if request_class.name else np.ones(len(self.ok), dtype=bool)
 
-    def _met(self, slo: RequestClass) -> BoolArray:
+    def met(self, slo: RequestClass) -> BoolArray:
         """Which requests met every SLO, (rows,). One without a TPOT cannot miss it."""
         missed = np.zeros(len(self.ok), dtype=bool)
         for key, bound in (("ttft", slo.slo_ttft_ms), ("tpot", slo.slo_tpot_ms), ("e2e", slo.slo_e2e_ms)):

@@ -15,6 +15,7 @@ from typing import Any
 from sweep.engine.failures import FailureCause, LaunchFailure
 from sweep.measure.client import Job
 from sweep.measure.cost import cost_usd_per_mtok
+from sweep.measure.intervals import Interval, intervals
 from sweep.measure.latency import summarize
 from sweep.measure.telemetry import EngineReport, Telemetry
 from sweep.measure.workload import Load, RequestSet, WorkloadSpec
@@ -27,14 +28,16 @@ _PACKAGE_ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class LoadResult:
-    """metrics: keys of results.metrics.METRICS. completed, failed: measured requests; warmup_failed beside them.
+    """metrics: keys of results.metrics.METRICS. intervals: 95 % (low, high) of those that one run supports.
 
-    error_examples: the most frequent error texts, "12 x HTTP 400: …". engine: counters around the load, warm-up
-    included. summary: the client's own JSON (window rule, counts, loop lag). shared_prefix_share: the prefix-cache hit
-    rate that the requests sent cause at most, warm-up included. raw: the Parquet file, one row a request.
+    completed, failed: measured requests; warmup_failed beside them. error_examples: the most frequent error texts,
+    "12 x HTTP 400: …". engine: counters around the load, warm-up included. summary: the client's own JSON (window rule,
+    counts, loop lag). shared_prefix_share: the prefix-cache hit rate that the requests sent cause at most, warm-up
+    included. raw: the Parquet file, one row a request.
     """
 
     metrics: dict[str, float | None]
+    intervals: dict[str, Interval]
     completed: int
     failed: int
     warmup_failed: int
@@ -146,10 +149,17 @@ def _result(
     throughput = metrics["output_throughput_tok_s"]
     metrics["output_throughput_per_device_tok_s"] = None if throughput is None else throughput / devices
     metrics["cost_usd_per_mtok"] = cost_usd_per_mtok(price_usd_per_device_hour, devices, throughput)
+    ends = intervals(table, summary, spec, metrics)
+    if (rates := ends.get("output_throughput_tok_s")) is not None:
+        ends["output_throughput_per_device_tok_s"] = (rates[0] / devices, rates[1] / devices)
+        costs = [cost_usd_per_mtok(price_usd_per_device_hour, devices, rate) for rate in reversed(rates)]
+        if costs[0] is not None and costs[1] is not None:
+            ends["cost_usd_per_mtok"] = (costs[0], costs[1])
     errors = Counter(text for text in table["error"].to_pylist() if text is not None)
     counts = summary["counts"]
     return LoadResult(
         metrics=metrics,
+        intervals=ends,
         completed=counts["ok"],
         failed=counts["error"] + counts["timeout"],
         warmup_failed=counts["warmup_failed"],

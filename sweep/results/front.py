@@ -26,13 +26,18 @@ def front(points: Sequence[OperatingPoint], objectives: Sequence[str]) -> list[O
     A point is dominated if another is at least as good in every objective and better in one; equal points all
     stay. Raises ConfigError for an unknown metric, ValueError if a value is NaN or infinite.
     """
-    import moocore
-
     candidates = eligible(points, objectives)
     if not candidates:
         return []
-    keep = moocore.is_nondominated(_minimized(candidates, objectives), keep_weakly=True)
-    return [p for p, kept in zip(candidates, keep, strict=True) if kept]
+    return [p for p, kept in zip(candidates, nondominated(minimized(candidates, objectives)), strict=True) if kept]
+
+
+def nondominated(values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Which rows of (n, objectives), lower is better, no other row dominates, (n,); equal rows all stay."""
+    import moocore
+
+    keep: npt.NDArray[np.bool_] = moocore.is_nondominated(values, keep_weakly=True)
+    return keep
 
 
 def eligible(points: Sequence[OperatingPoint], objectives: Sequence[str]) -> list[OperatingPoint]:
@@ -89,14 +94,14 @@ def hypervolume(
     if reference_point is None:
         if not candidates:
             return None
-        worst = _minimized(candidates, objectives).max(axis=0)
+        worst = minimized(candidates, objectives).max(axis=0)
         reference = worst + 0.1 * abs(worst)
         reference_point = {name: float(s * r) for name, s, r in zip(objectives, signs, reference, strict=True)}
     absent = [name for name in objectives if name not in reference_point]
     if absent:
         raise ConfigError(f"reference point has no {', '.join(absent)}", "give one value for each objective")
     limits = [s * reference_point[name] for name, s in zip(objectives, signs, strict=True)]
-    value = moocore.hypervolume(_minimized(candidates, objectives), ref=limits) if candidates else 0.0
+    value = moocore.hypervolume(minimized(candidates, objectives), ref=limits) if candidates else 0.0
     return Hypervolume(float(value), tuple(objectives), dict(reference_point))
 
 
@@ -104,7 +109,7 @@ def _rank(provenance: str) -> int:
     return _PROVENANCES.index(provenance) if provenance in _PROVENANCES else len(_PROVENANCES)
 
 
-def _minimized(points: Sequence[OperatingPoint], objectives: Sequence[str]) -> npt.NDArray[np.float64]:
+def minimized(points: Sequence[OperatingPoint], objectives: Sequence[str]) -> npt.NDArray[np.float64]:
     """(n_points, n_objectives), lower is better in every column. moocore takes NaN silently; this refuses it."""
     import numpy as np
 

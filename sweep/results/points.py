@@ -8,6 +8,8 @@ The rules of the join, all of them:
   and a point whose newest record is a quarantine or a lasting failure is not measured, whatever came before.
 * Metrics exist on measured points only: the mean over the measured repeats that have a value, `sd` the sample
   standard deviation where two or more have one. A percentile of a point is the mean of its repeats'.
+* `run_se` is the standard error that the runs' own requests leave, from their intervals; `intervals` adds what the
+  repeats of the whole study say: see results.uncertainty.
 * quality_* come from the newest measured QualityRecord of the point's numerics fingerprint, and quality_kl is
   never below that measurement's noise floor: differences under it are ties.
 """
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from sweep.results.metrics import METRICS
 from sweep.results.records import LaunchRecord, PointRecord, PointState, Purpose, QualityRecord, Record
+from sweep.results.uncertainty import run_standard_errors, with_intervals
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +42,8 @@ class OperatingPoint:
     """One engine config at one load with everything known about it.
 
     metrics: keys of METRICS with a value; what could not be measured is absent. sd: sample standard deviation
-    over repeats, same keys. n_repeats: measured repeats. quality_se: standard errors of quality_* within one
+    over repeats, same keys. run_se: standard error within the runs, same keys. intervals: 95 % (low, high), same keys,
+    where a spread is known. n_repeats: measured repeats. quality_se: standard errors of quality_* within one
     measurement. launch_id: the launch of the record that decided the state. raw: per-request files, relative
     to the study folder. purpose: "baseline" if any of its records is one.
     """
@@ -61,6 +65,8 @@ class OperatingPoint:
     n_repeats: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     sd: Mapping[str, float] = field(default_factory=dict)
+    run_se: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     quality_se: Mapping[str, float] = field(default_factory=dict)
     quality_cause: str | None = None
     raw: tuple[str, ...] = ()
@@ -93,7 +99,7 @@ def operating_points(records: Iterable[Record]) -> list[OperatingPoint]:
                 startup_s[record.launch_id] = record.startup_s
         elif record.state == "measured" or record.fingerprint not in quality:
             quality[record.fingerprint] = record
-    return [_join(group, startup_s, quality.get(group[0].fingerprint)) for group in groups.values()]
+    return with_intervals([_join(g, startup_s, quality.get(g[0].fingerprint)) for g in groups.values()])
 
 
 def _join(group: list[PointRecord], startup_s: Mapping[str, float], quality: QualityRecord | None) -> OperatingPoint:
@@ -129,6 +135,7 @@ def _join(group: list[PointRecord], startup_s: Mapping[str, float], quality: Qua
         detail=newest.detail if newest.state != "measured" else None,
         n_repeats=len(measured),
         metrics=metrics,
+        run_se=run_standard_errors([r.intervals for r in measured], len(measured)),
         sd={name: stdev(values) for name, values in samples.items() if len(values) > 1},
         quality_se=_present(quality.standard_errors) if measured and quality is not None else {},
         quality_cause=quality.cause if quality is not None and quality.state == "failed" else None,

@@ -31,7 +31,8 @@ class PointRecord:
     {"request_rate_rps": float, "burstiness": float}. params: the knobs the sampler chose (None when the
     config is not a member of the search space, as vLLM's defaults may be). metrics: keys of
     results.metrics.METRICS; a value that could not be measured is None, never a number. cause/detail: why a
-    point that is not "measured" is not, and evidence from log or response.
+    point that is not "measured" is not, and evidence from log or response. intervals: metric -> [low, high], the 95 %
+    interval that the requests of this one run support (measure.intervals). proof: what was checked, as plain JSON.
     """
 
     kind: ClassVar[str] = "point"
@@ -55,6 +56,8 @@ class PointRecord:
     finished_at: str = ""
     provenance: str = "measured"
     raw: str | None = None
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    proof: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweep.decide.certainty import NO_SPREAD, Demand, _cdf, _quantile, probability, spread
+from sweep.decide.certainty import NO_SPREAD, Demand, probability, spread
 from sweep.decide.pick import pick
 from sweep.decide.sla import Bound, Sla, parse_sla
 from sweep.errors import SlaError
@@ -34,31 +34,6 @@ def make(name: str, metrics: dict[str, float], **changes: Any) -> OperatingPoint
 def repeated(name: str, cost: float, ttfts: list[float], **changes: Any) -> OperatingPoint:
     metrics = {COST: cost, TTFT: fmean(ttfts)}
     return make(name, metrics, n_repeats=len(ttfts), sd={TTFT: stdev(ttfts)}, **changes)
-
-
-# ---------------------------------------------------------------- the distribution
-
-
-# Quantiles as printed in tables of Student's t: (degrees of freedom, probability, t).
-@pytest.mark.parametrize(
-    ("degrees", "p", "t"),
-    [(1, 0.9, 3.078), (1, 0.975, 12.706), (2, 0.9, 1.886), (3, 0.95, 2.353), (4, 0.99, 3.747), (10, 0.975, 2.228),
-     (29, 0.95, 1.699), (30, 0.995, 2.750), (None, 0.975, 1.960)],
-)  # fmt: skip
-def test_students_t_as_tabulated(degrees, p, t):
-    assert _quantile(p, degrees) == pytest.approx(t, abs=6e-4)
-    assert _cdf(_quantile(p, degrees), degrees) == pytest.approx(p, abs=1e-9)
-
-
-@given(st.floats(-50, 50), st.integers(1, 60))
-def test_a_distribution_function(t, degrees):
-    assert _cdf(t, degrees) + _cdf(-t, degrees) == pytest.approx(1)
-    assert _cdf(t, degrees) <= _cdf(t + 0.1, degrees) + 1e-12
-
-
-def test_one_degree_is_cauchy_and_many_are_normal():
-    assert _cdf(2.0, 1) == pytest.approx(0.5 + math.atan(2.0) / math.pi)
-    assert _cdf(1.3, 5000) == pytest.approx(NormalDist().cdf(1.3), abs=1e-4)
 
 
 # ---------------------------------------------------------------- probability

@@ -104,7 +104,7 @@ class Course:
 def result(raw: Path, failed: int = 0) -> LoadResult:
     empty: Any = None
     metrics: dict[str, float | None] = {"ttft_p99_ms": 10.0, "itl_p99_ms": None}
-    return LoadResult(metrics, 100, failed, 0, ("3 x HTTP 500",), empty, {}, 0.0, raw)
+    return LoadResult(metrics, {"ttft_p99_ms": (9.0, 12.0)}, 100, failed, 0, ("3 x HTTP 500",), empty, {}, 0.0, raw)
 
 
 @pytest.fixture
@@ -126,6 +126,7 @@ def test_all_loads_in_order_each_after_a_cache_reset(course: Course) -> None:
     assert facts["vllm_version"] == "9.9" and facts["workload_checksum"]
     point = course.events[-1]["record"]
     assert point["metrics"] == {"ttft_p99_ms": 10.0, "itl_p99_ms": None, "startup_s": 12.0}
+    assert point["intervals"] == {"ttft_p99_ms": [9.0, 12.0]}
     assert point["raw"] == "launches/0001-x/c1-r0.parquet" and point["started_at"] <= point["finished_at"]
 
 

@@ -15,7 +15,7 @@ from sweep.measure.load import LoadResult
 
 def result(*, failed: int = 0, share: float = 0.0, **metrics: float | None) -> LoadResult:
     empty: Any = None
-    return LoadResult(metrics, 100 - failed, failed, 0, ("3 x HTTP 500: dead",), empty, {}, share, Path("x"))
+    return LoadResult(metrics, {}, 100 - failed, failed, 0, ("3 x HTTP 500: dead",), empty, {}, share, Path("x"))
 
 
 LIMITS = asdict(ProofConfig(max_loop_lag_ms=5.0, max_loop_lag_share=0.1, max_unexpected_hit_rate=0.05))
