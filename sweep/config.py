@@ -285,6 +285,21 @@ class ValidationConfig:
 
 
 @dataclass
+class RepeatsConfig:
+    """Further measurements where they matter: points whose membership of the front is open, and a control.
+
+    share: of the launches' seconds that repeats may take at most; 0 for none. max_per_point: measurements of one point.
+    settled: probability at which a point counts as on the front, or as off it. control_every: launches between two of
+    vLLM's defaults, which tell the launch-to-launch spread and whether the node drifts.
+    """
+
+    share: float = 0.0
+    max_per_point: int = 3
+    settled: float = 0.9
+    control_every: int = 10
+
+
+@dataclass
 class SweepConfig:
     """Everything a sweep needs to know, resolved."""
 
@@ -302,6 +317,7 @@ class SweepConfig:
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     quality: QualityConfig = field(default_factory=QualityConfig)
     proof: ProofConfig = field(default_factory=ProofConfig)
+    repeats: RepeatsConfig = field(default_factory=RepeatsConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
 
     def to_dict(self) -> dict[str, Any]:

@@ -40,7 +40,8 @@ from sweep.measure.workload import Load
 from sweep.results.records import LaunchRecord, PointRecord, to_dict
 from sweep.space.search_space import SearchSpace, make_search_space
 from sweep.study.folder import study_folder
-from sweep.study.loop import StudyLoop, load_ladder
+from sweep.study.loop import StudyLoop
+from sweep.study.proposals import load_ladder
 from sweep.study.samplers import make_sampler
 from sweep.study.tell import OptunaMirror, create_study
 
@@ -244,6 +245,7 @@ def ended(spec: LaunchSpec, cause: FailureCause | None = None, *, duration_s: fl
         started_at=f"2026-01-01T{hour:02d}:{minute:02d}:00+00:00",
         finished_at=f"2026-01-01T{hour:02d}:{minute:02d}:30+00:00",
         attempt=spec.attempt,
+        repeat=spec.repeat,
     )
     return {"event": "record", "record": to_dict(record)}
 

@@ -95,6 +95,7 @@ def _run(spec: LaunchSpec, events: Events) -> None:
             log=str((spec.folder / SERVER_LOG).relative_to(spec.study_dir)),
             vllm_version=server.vllm_version,
             attempt=spec.attempt,
+            repeat=spec.repeat,
             resolved_differently=resolved_differently(spec),
         )
     )

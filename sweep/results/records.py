@@ -88,6 +88,7 @@ class LaunchRecord:
     log: str | None = None
     vllm_version: str | None = None
     attempt: int = 0
+    repeat: int = 0
     resolved_differently: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -141,16 +141,23 @@ def draws(points: Sequence[OperatingPoint], objectives: Sequence[str], *, n: int
     return result
 
 
-def on_front(
+def minimized_draws(
     points: Sequence[OperatingPoint], objectives: Sequence[str], *, n: int = DRAWS, seed: int = 0
-) -> BoolArray:
-    """Whether each point is non-dominated in each draw, (n, points). The points must be eligible (results.front)."""
+) -> FloatArray:
+    """draws, with lower better in every objective, (n, points, objectives)."""
     import numpy as np
 
     signs = np.array([get_metric(name).sign for name in objectives])
-    drawn = draws(points, objectives, n=n, seed=seed) * signs
-    result = np.zeros((n, len(points)), dtype=bool)
-    for row, values in zip(result, drawn, strict=True):
+    minimized: FloatArray = draws(points, objectives, n=n, seed=seed) * signs
+    return minimized
+
+
+def on_front(minimized: FloatArray) -> BoolArray:
+    """Whether each point is non-dominated in each draw, (n, points), of minimized_draws."""
+    import numpy as np
+
+    result = np.zeros(minimized.shape[:2], dtype=bool)
+    for row, values in zip(result, minimized, strict=True):
         row[:] = nondominated(values)
     return result
 
@@ -162,7 +169,7 @@ def front_probability(
     candidates = eligible(points, objectives)
     if not candidates:
         return {}
-    share = on_front(candidates, objectives, n=n, seed=seed).mean(axis=0)
+    share = on_front(minimized_draws(candidates, objectives, n=n, seed=seed)).mean(axis=0)
     return {p.point_id: float(s) for p, s in zip(candidates, share, strict=True)}
 
 

@@ -47,6 +47,10 @@ class Budget:
         """Why nothing more may ever start, or None. A launch that cannot be expected to finish in time is not begun."""
         if self.points_left(ledger, 0) == 0:
             return f"budget.trials={self.config.trials} reached"
+        return self.out_of_time(ledger)
+
+    def out_of_time(self, ledger: Ledger) -> str | None:
+        """Why no launch can be expected to finish in time, or None."""
         allowed = self.hours_allowed()
         if allowed is None:
             return None

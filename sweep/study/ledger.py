@@ -61,6 +61,10 @@ class Ledger:
         """Whether a validation of this point was recorded, whatever came of it."""
         return (config_hash, load_label) in self._validated
 
+    def newest_repeat(self, config_hash: str, load_label: str) -> int:
+        """The highest repeat number on record for this point, whatever came of it; -1 without a record."""
+        return max((r.repeat for r in self._points.get((config_hash, load_label), [])), default=-1)
+
     def quality(self, fingerprint: str) -> QualityRecord | None:
         return self._quality.get(fingerprint)
 

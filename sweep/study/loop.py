@@ -1,6 +1,6 @@
 """The study loop: ask, check, launch, collect, record, tell. One thread, no waiting for batches.
 
-    baseline -> ask the sampler -> rules -> already known? -> executor -> events -> records.jsonl -> Optuna
+    proposals -> executor -> events -> records.jsonl -> Optuna
 
 One trial is one operating point; one launch measures the whole load ladder, and the points nobody asked for are told
 as well. Anything a crash interrupts is found again from the launch folders: a launch that was begun and whose loads
@@ -12,13 +12,10 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import optuna
 
 from sweep.config import SweepConfig
 from sweep.decide.wording import engine_items
@@ -26,47 +23,26 @@ from sweep.engine.engine_args import EngineConfig
 from sweep.engine.failures import FailureCause
 from sweep.errors import ConfigError
 from sweep.executor import Executor, Job
-from sweep.launch.spec import WORKER_LOG, build_engine, devices_needed, make_spec
-from sweep.measure.workload import HELD_OUT_DRAW, Load, WorkloadSpec
-from sweep.results.front import front
-from sweep.results.metrics import get_metric
+from sweep.launch.spec import WORKER_LOG, devices_needed, make_spec
+from sweep.measure.workload import HELD_OUT_DRAW
 from sweep.results.points import settings
-from sweep.results.records import LaunchRecord, PointRecord, Purpose, Record, RecordStore, record_from_dict
-from sweep.space.search_space import Params, SearchSpace
+from sweep.results.records import LaunchRecord, PointRecord, Record, RecordStore, record_from_dict
+from sweep.space.search_space import SearchSpace
 from sweep.study.budget import Budget
 from sweep.study.folder import update_study
 from sweep.study.ledger import Ledger
+from sweep.study.proposals import Proposals, Work
 from sweep.study.quality_book import QualityBook
 from sweep.study.recover import lost_point, read_specs, recover_records, vanished
-from sweep.study.tell import OptunaMirror, Outcome
+from sweep.study.tell import UNSETTLED, OptunaMirror
 
 POLL_S = 0.2
-# How often a sampler may repeat itself or break a rule before an unvisited configuration is drawn instead.
-MAX_FRUITLESS_ASKS = 20
-MAX_DRAWS = 10_000
 # A launch that needs more devices than are free lets this many narrower ones pass; then devices are kept for it.
 MAX_OVERTAKEN = 3
 # How many launches may wait for devices while a narrower one is looked for: a sampler asked far ahead knows less.
 MAX_WAITING = 4
 # What a front needs to be worth reading; it is done after the budget has ended.
 AFTER_THE_BUDGET = ("reference", "validation")
-
-
-_UNSETTLED = Outcome(None, False, {}, {"state": "unsettled"})
-
-
-@dataclass
-class Work:
-    """A configuration whose loads are to be measured; trial: the Optuna trial that asked for it at asked_load."""
-
-    engine: EngineConfig
-    params: Params | None
-    purpose: Purpose
-    loads: tuple[Load, ...]
-    trial: optuna.Trial | None = None
-    asked_load: str | None = None
-    attempt: int = 0
-    overtaken: int = 0
 
 
 @dataclass
@@ -103,9 +79,11 @@ class StudyLoop:
         self.ledger = Ledger(
             self.store.read(), config.objectives.metrics, config.executor.retries, config.quality.enabled
         )
+        known_ids = [spec.launch_id for spec in read_specs(folder)] + [r.launch_id for r in self.ledger.launches]
+        self._launch_number = max((int(launch_id.partition("-")[0]) for launch_id in known_ids), default=0)
+        self.proposals = Proposals(config, space, mirror, self.ledger, self._launch_number)
+        self.ladder, self.reference = self.proposals.ladder, self.proposals.reference
         self.budget = Budget(config.budget, config.hardware, self.ledger.active_hours())
-        self.ladder = load_ladder(config)
-        self.reference = build_engine(config, space.baseline()[1])
         self.quality = QualityBook(
             config.quality.enabled,
             folder,
@@ -122,12 +100,6 @@ class StudyLoop:
         self._interrupted = False
         self._exhausted = False
         self._untold: list[Work] = []
-        self._visited: set[str] = set()
-        self._validating: set[str] = set()
-        known_ids = [spec.launch_id for spec in read_specs(folder)] + [r.launch_id for r in self.ledger.launches]
-        self._launch_number = max((int(launch_id.partition("-")[0]) for launch_id in known_ids), default=0)
-        self._rng = np.random.default_rng([config.sampler.seed, self._launch_number])
-        self._grid: Iterator[Params] | None = space.enumerate() if config.sampler.kind == "grid" else None
         self._on_change = on_change
 
     def run(self) -> str:
@@ -138,7 +110,8 @@ class StudyLoop:
         previous = [(s, signal.signal(s, self._interrupt)) for s in (signal.SIGINT, signal.SIGTERM)]
         try:
             self._recover()
-            self._start_with_baseline()
+            if (baseline := self.proposals.baseline()) is not None:
+                self.queue.append(baseline)
             while True:
                 began = time.perf_counter()
                 self._collect()
@@ -170,7 +143,7 @@ class StudyLoop:
         )
 
     def configs_tried(self) -> int:
-        return len(self._visited)
+        return len(self.proposals.visited)
 
     def eta_s(self, configs_left: int | None) -> float | None:
         """Expected seconds to the end of the study; None before the first launch ended, or without any bound."""
@@ -214,11 +187,6 @@ class StudyLoop:
 
     # ------------------------------------------------------------ choosing what to launch
 
-    def _start_with_baseline(self) -> None:
-        params, _ = self.space.baseline()
-        if self.reference.hash not in self._visited:
-            self._enqueue(Work(self.reference, params, "baseline", self.ladder))
-
     def _fill(self) -> None:
         """Start every launch that fits now, and ask for more only where devices would stay idle."""
         while not self._interrupted:
@@ -237,11 +205,12 @@ class StudyLoop:
         self._cancel_all()
 
     def _drop_queue(self) -> None:
-        """Forget what waits for devices, but for what the front still needs."""
+        """Forget what waits for devices, but for what the front still needs and what there is time for."""
         for work in self.queue:
             if work.trial is not None:
-                self.mirror.tell(work.trial, _UNSETTLED)
-        self.queue = deque(work for work in self.queue if work.purpose in AFTER_THE_BUDGET)
+                self.mirror.tell(work.trial, UNSETTLED)
+        in_time = self.budget.out_of_time(self.ledger) is None
+        self.queue = deque(w for w in self.queue if w.purpose in AFTER_THE_BUDGET or (w.repeat and in_time))
 
     def _next_fitting(self) -> Work | None:
         """The first queued launch that fits; narrower ones may overtake a wide one only so often."""
@@ -261,93 +230,36 @@ class StudyLoop:
             blocked = bool(self.queue) and self.queue[0].overtaken >= MAX_OVERTAKEN
             if blocked or len(self.queue) >= MAX_WAITING or not self.executor.has_room(1):
                 return False
-            proposed = None if self._exhausted else self._propose()
-            if proposed is not None:
-                self._enqueue(proposed)
+            work = self._repeat() or (None if self._exhausted else self.proposals.trial())
+            if work is not None:
+                self.queue.append(work)
                 return True
             self._exhausted = True
         if self.active or self.queue:
             return False
+        self.queue.extend(self._after_the_search())
+        return bool(self.queue)
+
+    def _repeat(self) -> Work | None:
+        """Another measurement of an open point, as long as repeats have time left."""
+        mean_s = self.ledger.mean_launch_s() or 0.0
+        in_flight = [*(a.work for a in self.active), *self.queue]
+        return self.proposals.repeat(mean_s * sum(work.repeat > 0 for work in in_flight))
+
+    def _after_the_search(self) -> list[Work]:
+        """What the front still needs, one kind after the other: qualities, repeats, finalists. Empty: the end."""
         missing = self.quality.unmeasured()
-        for fingerprint in missing:
-            self.queue.append(Work(self._engine_of(fingerprint), None, "reference", ()))
         if missing:
-            return True
+            return [Work(self.proposals.engine_of(fingerprint), None, "reference", ()) for fingerprint in missing]
         if self.stop_reason is None:
             self.stop_reason = "every configuration of the space is settled"
-        finalists = self._finalists()
-        self.queue.extend(finalists)
-        return bool(finalists)
-
-    def _finalists(self) -> list[Work]:
-        """Configs of the front to validate, the best of each objective first; each is tried once."""
-        points = self.ledger.operating_points()
-        best = front(points, self.config.objectives.metrics)
-        ranked = []
-        for name in self.config.objectives.metrics:
-            ranked.append(sorted(best, key=lambda p: get_metric(name).sign * p.metrics[name]))
-        chosen = list(dict.fromkeys(p.config_hash for row in zip(*ranked, strict=True) for p in row))
-        works = []
-        for config_hash in chosen[: self.config.validation.finalists]:
-            mine = [p for p in best if p.config_hash == config_hash]
-            labels = {p.load_label for p in mine if not self.ledger.validated(config_hash, p.load_label)}
-            loads = tuple(load for load in self.ladder if load.label in labels)
-            if loads and config_hash not in self._validating:
-                self._validating.add(config_hash)
-                works.append(Work(EngineConfig.from_dict(mine[0].engine), None, "validation", loads))
-        return works
-
-    def _propose(self) -> Work | None:
-        """The next configuration worth a launch, or None when none is left."""
-        if self._grid is not None:
-            return next((w for p in self._grid if (w := self._unvisited(p)) is not None), None)
-        for _ in range(MAX_FRUITLESS_ASKS):
-            trial, params, load_label = self.mirror.ask()
-            reasons = self._reasons_against(params)
-            if reasons:
-                self.mirror.reject(trial, reasons)
-                continue
-            work = self._unvisited(params)
-            if work is not None:
-                work.trial, work.asked_load = trial, load_label
-                return work
-            config_hash = build_engine(self.config, self.space.settings(params)).hash
-            known = self.ledger.outcome(config_hash, load_label)
-            self.mirror.tell(trial, known or _UNSETTLED)
-        for _ in range(MAX_DRAWS):
-            work = self._unvisited(self.space.sample(self._rng))
-            if work is not None:
-                return work
-        return None
-
-    def _unvisited(self, params: Params) -> Work | None:
-        if self._reasons_against(params):
-            return None
-        engine = build_engine(self.config, self.space.settings(params))
-        return None if engine.hash in self._visited else Work(engine, params, "trial", self.ladder)
-
-    def _reasons_against(self, params: Params) -> list[str]:
-        """Why this configuration cannot be launched. The model's and the engine's own arguments count too."""
-        needed = devices_needed(self.config, build_engine(self.config, self.space.settings(params)))
-        devices = self.config.hardware.devices
-        too_wide = [f"needs {needed} devices, the node has {devices}"] if needed > devices else []
-        return self.space.violations(params) or too_wide
-
-    def _enqueue(self, work: Work) -> None:
-        self._visited.add(work.engine.hash)
-        self.queue.append(work)
-
-    def _engine_of(self, fingerprint: str) -> EngineConfig:
-        """An engine config with these numerics that is known to run, if there is one."""
-        measured = [r for r in self.ledger.measured() if r.fingerprint == fingerprint]
-        if not measured or any(r.config_hash == self.reference.hash for r in measured):
-            return self.reference
-        return EngineConfig.from_dict(measured[0].engine)
+        repeat = self._repeat() if self.budget.out_of_time(self.ledger) is None else None
+        return [repeat] if repeat is not None else self.proposals.finalists()
 
     # ------------------------------------------------------------ launching and collecting
 
     def _launch(self, work: Work) -> None:
-        if work.purpose not in AFTER_THE_BUDGET:
+        if work.purpose not in AFTER_THE_BUDGET and not work.repeat:
             work.loads = work.loads[: self.budget.points_left(self.ledger, self.points_in_flight())]
         self._launch_number += 1
         spec = make_spec(
@@ -359,11 +271,12 @@ class StudyLoop:
             purpose=work.purpose,
             attempt=work.attempt,
             loads=work.loads,
-            repeat=HELD_OUT_DRAW if work.purpose == "validation" else 0,
+            repeat=HELD_OUT_DRAW if work.purpose == "validation" else work.repeat,
             quality_runs=self.quality.claim(work.engine.fingerprint, work.engine.hash),
         )
         self.active.append(Active(self.executor.submit(spec), work))
-        self._on_change(self, f"launch {spec.launch_id} ({work.purpose}): {self.describe(spec.engine)}")
+        why = f"; {work.why}" if work.why else ""
+        self._on_change(self, f"launch {spec.launch_id} ({work.purpose}): {self.describe(spec.engine)}{why}")
 
     def _collect(self) -> None:
         """Take in every event, and follow up on launches that ended."""
@@ -417,8 +330,8 @@ class StudyLoop:
             failure = ended.cause or FailureCause.unknown.value, ended.detail or "the launch left no measurement"
             active.quality_failures.setdefault("", failure)
         self.quality.release(work.engine.fingerprint, spec.launch_id, spec.quality_runs, active.quality_failures)
-        if work.purpose == "validation":
-            return
+        if work.purpose == "validation" or work.repeat:
+            return  # its points are settled; what a repeat could not measure, another may
         left = tuple(load for load in work.loads if not self.ledger.settled(work.engine.hash, load.label))
         settled = tuple(load for load in work.loads if load not in left)
         again = work.asked_load in [load.label for load in left] and not self._interrupted
@@ -446,7 +359,7 @@ class StudyLoop:
                 continue
             if work.trial is not None:
                 asked = outcomes.pop(work.asked_load or "", None)
-                self.mirror.tell(work.trial, asked or _UNSETTLED)
+                self.mirror.tell(work.trial, asked or UNSETTLED)
             for label, outcome in outcomes.items():
                 if outcome is not None and work.params is not None:
                     self.mirror.add(work.params, label, outcome)
@@ -460,7 +373,7 @@ class StudyLoop:
         self.quality.compare_all()
         last_launch = {r.config_hash: r for r in self.ledger.launches if r.purpose not in AFTER_THE_BUDGET}
         for launch in last_launch.values():
-            self._visited.add(launch.config_hash)
+            self.proposals.visited.add(launch.config_hash)
             params = None if launch.params is None else dict(launch.params)
             work = Work(EngineConfig.from_dict(launch.engine), params, launch.purpose, (), attempt=launch.attempt)
             left = tuple(load for load in self.ladder if not self.ledger.settled(launch.config_hash, load.label))
@@ -481,8 +394,3 @@ class StudyLoop:
                 and (outcome := self.ledger.outcome(record.config_hash, record.load_label)) is not None
             ]
         )
-
-
-def load_ladder(config: SweepConfig) -> tuple[Load, ...]:
-    """Every load of the workload, busiest first: a configuration that fails under load fails early."""
-    return WorkloadSpec.from_dict(asdict(config.workload)).loads

@@ -25,7 +25,7 @@ from sweep.results.points import settings
 from sweep.results.status import duration_text
 from sweep.space.params import Choice, Param
 from sweep.space.search_space import ENUMERATION_LIMIT, SearchSpace, SpaceSize
-from sweep.study.loop import load_ladder
+from sweep.study.proposals import load_ladder
 from sweep.study.samplers import make_sampler
 
 # Planning figures for a launch nobody has measured yet; a finished study gives better ones.

@@ -64,6 +64,7 @@ def vanished(spec: LaunchSpec, detail: str, cause: FailureCause = FailureCause.i
         started_at=datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds"),
         finished_at=datetime.fromtimestamp(last, UTC).isoformat(timespec="milliseconds"),
         attempt=spec.attempt,
+        repeat=spec.repeat,
     )
 
 

@@ -19,9 +19,10 @@ from sweep.errors import ConfigError, StudyError
 from sweep.executor.local import LocalExecutor
 from sweep.space.search_space import SearchSpace
 from sweep.study.folder import study_folder
-from sweep.study.loop import StudyLoop, load_ladder
+from sweep.study.loop import StudyLoop
 from sweep.study.plan import make_plan
 from sweep.study.progress import Progress
+from sweep.study.proposals import load_ladder
 from sweep.study.samplers import make_sampler
 from sweep.study.tell import OptunaMirror, create_study
 

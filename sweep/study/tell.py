@@ -41,6 +41,10 @@ class Outcome:
     attributes: Mapping[str, Any]
 
 
+# Told of a trial whose point needs no measurement or will not get one.
+UNSETTLED = Outcome(None, False, {}, {"state": "unsettled"})
+
+
 class OptunaMirror:
     """An Optuna study that mirrors the records. objectives: metric names; bounds: constraints on metrics."""
 

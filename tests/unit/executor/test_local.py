@@ -21,7 +21,7 @@ from sweep.executor.local import LocalExecutor, LocalJob, read_events
 from sweep.launch.spec import EVENTS_FILE, LaunchSpec, make_spec
 from sweep.results.records import LaunchRecord, PointRecord, record_from_dict
 from sweep.study.ledger import Ledger
-from sweep.study.loop import load_ladder
+from sweep.study.proposals import load_ladder
 from sweep.study.recover import recover_records
 
 DIES = "echo 'ValueError: no such thing' >&2; exit 1"

@@ -23,7 +23,7 @@ from sweep.launch.spec import CONTROL, EVENTS_FILE, QUALITY_DIR, REPEAT, LaunchS
 from sweep.launch.worker import Events
 from sweep.measure.load import LoadResult
 from sweep.results.records import LaunchRecord, PointRecord, record_from_dict
-from sweep.study.loop import load_ladder
+from sweep.study.proposals import load_ladder
 
 
 class StubServer:

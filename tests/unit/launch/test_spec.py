@@ -20,7 +20,7 @@ from sweep.launch.spec import (
     make_spec,
     read_spec,
 )
-from sweep.study.loop import load_ladder
+from sweep.study.proposals import load_ladder
 
 
 def spec_in(storage: Path) -> LaunchSpec:

@@ -13,6 +13,7 @@ from sweep.measure.workload import HELD_OUT_DRAW
 from sweep.results.records import PointRecord
 from sweep.results.validation import validations
 from sweep.study import loop as loop_module
+from sweep.study.proposals import MAX_FRUITLESS_ASKS
 
 SETTLED = "every configuration of the space is settled"
 
@@ -41,7 +42,7 @@ def test_a_finalist_is_measured_again_on_other_requests_and_is_no_trial(tmp_path
     assert {p.load_label for p in front} == set(labels(last)) and {p.config_hash for p in front} == {
         last.engine_config.hash
     }
-    assert len(done.study.trials) <= 9 + loop_module.MAX_FRUITLESS_ASKS
+    assert len(done.study.trials) <= 9 + MAX_FRUITLESS_ASKS
     assert len(done.loop.ledger.operating_points()) == 9
 
 

@@ -32,7 +32,8 @@ from sweep.errors import ConfigError
 from sweep.launch.spec import LaunchSpec, devices_needed
 from sweep.results.records import LaunchRecord, PointRecord, RecordStore
 from sweep.study import loop as loop_module
-from sweep.study.loop import MAX_FRUITLESS_ASKS
+from sweep.study import proposals as proposals_module
+from sweep.study.proposals import MAX_FRUITLESS_ASKS
 
 LADDER = ("c8", "c2", "c1")
 SETTLED = "every configuration of the space is settled"
@@ -41,6 +42,7 @@ SETTLED = "every configuration of the space is settled"
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "POLL_S", 0.0)
+    monkeypatch.setattr(proposals_module, "GRID_BLOCK", 1)  # scripts count on a grid's declared order
 
 
 def told(session: Session) -> Counter[tuple[Any, str, TrialState]]:
@@ -70,18 +72,22 @@ def test_a_finite_space_is_measured_once_baseline_first_and_the_whole_ladder_is_
     assert TrialState.RUNNING not in {key[2] for key in told(session)}
 
 
-def test_grid_walks_the_space_in_declared_order_and_tells_every_point_once(tmp_path: Path) -> None:
+def test_grid_walks_the_space_in_random_order_and_tells_every_point_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proposals_module, "GRID_BLOCK", 100)
     params = {"max_num_seqs": ParamConfig(choices=[8, None, 4]), "seed": ParamConfig(choices=[2, None])}
-    session = Session(make_config(tmp_path, params=params, sampler="grid"), good)
-    assert session.run() == SETTLED
-    assert [text for text, _ in session.launched()] == [
-        "defaults",
-        "max_num_seqs=8 seed=2",
-        "max_num_seqs=8",
-        "seed=2",
-        "max_num_seqs=4 seed=2",
-        "max_num_seqs=4",
-    ]
+    declared = ["max_num_seqs=8 seed=2", "max_num_seqs=8", "seed=2", "max_num_seqs=4 seed=2", "max_num_seqs=4"]
+    orders = []
+    for seed in (0, 0, 1, 2):
+        config = make_config(tmp_path / str(len(orders)), params=params, sampler="grid")
+        config.sampler.seed = seed
+        session = Session(config, good)
+        assert session.run() == SETTLED
+        baseline, *others = [text for text, _ in session.launched()]
+        assert baseline == "defaults" and sorted(others) == sorted(declared)
+        orders.append(others)
+    assert orders[0] == orders[1] and declared not in (orders[0], orders[2], orders[3])
     points = Counter((t.params["max_num_seqs"], t.params["seed"], t.params["load"]) for t in session.study.trials)
     assert set(points.values()) == {1} and len(points) == 18
 

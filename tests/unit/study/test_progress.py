@@ -104,7 +104,7 @@ def test_eta_counts_launches_that_wait_for_devices(tmp_path: Path) -> None:
     session.run()
     loop = session.loop
     assert loop.eta_s(configs_left=4) == pytest.approx(4 * 60.0)
-    loop._enqueue(loop_module.Work(loop.reference, {}, "trial", loop.ladder))
+    loop.queue.append(loop_module.Work(loop.reference, {}, "trial", loop.ladder))
     assert loop.eta_s(configs_left=4) == pytest.approx(5 * 60.0)
     assert loop.eta_s(configs_left=None) is None
 

@@ -31,6 +31,7 @@ from sweep.launch.spec import CONTROL, QUALITY_DIR, REPEAT, LaunchSpec, logprobs
 from sweep.measure.quality import save_logprobs
 from sweep.results.records import QualityRecord
 from sweep.study import loop as loop_module
+from sweep.study import proposals as proposals_module
 
 SETTLED = "every configuration of the space is settled"
 # Two fingerprints, two engine configs of each.
@@ -43,6 +44,7 @@ PARAMS = {
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "POLL_S", 0.0)
+    monkeypatch.setattr(proposals_module, "GRID_BLOCK", 1)  # scripts count on a grid's declared order
 
 
 def session(tmp_path: Path, script: Script, *, devices: int = 1, retries: int = 1) -> Session:

@@ -15,7 +15,7 @@ from sweep.launch.spec import EVENTS_FILE, LAUNCHES_DIR, LaunchSpec, build_engin
 from sweep.results.records import LaunchRecord, PointRecord, RecordStore
 from sweep.study import loop as loop_module
 from sweep.study.ledger import Ledger
-from sweep.study.loop import load_ladder
+from sweep.study.proposals import load_ladder
 from sweep.study.recover import read_specs, recover_records
 
 
