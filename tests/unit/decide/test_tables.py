@@ -13,6 +13,7 @@ from sweep.decide.opened import Study, open_study
 from sweep.decide.tables import front_dict, front_points, front_text, status_text
 from sweep.errors import ConfigError
 from sweep.results.front import front
+from sweep.results.records import PointRecord, RecordStore
 
 STATUS: dict[str, Any] = {
     "state": "running",
@@ -107,3 +108,45 @@ def test_an_ended_study_says_how(study: Study, changes: dict[str, Any], line: st
 
 def test_no_status_yet(study: Study) -> None:
     assert status_text(study, None) == "demo: nothing was run yet"
+
+
+def test_the_front_says_how_sure_it_is(study: Study) -> None:
+    lines = front_text(study).splitlines()
+    assert "on front" in lines[1] and all("±" in row and "%" in row.split("±")[1] for row in lines[2:4])
+    (spread,) = [line for line in lines if line.startswith("spread")]
+    assert "repeats" in spread and "ttft_p99_ms" in spread
+    points = front_dict(study)["front"]
+    assert all(0 < p["probability_on_front"] <= 1 for p in points)
+
+
+def test_a_study_without_repeats_says_what_it_does_not_know(tmp_path: Path) -> None:
+    lines = front_text(two_launches(tmp_path, [("a", 100.0, 1.0), ("b", 101.0, 1.01)])).splitlines()
+    assert any(line.startswith("spread") and "nothing was repeated" in line for line in lines)
+
+
+def test_one_configuration_under_two_names_is_tied_and_a_control_shows_its_drift(tmp_path: Path) -> None:
+    """The same truth twice, and the first of them once more 4 % slower: the loser of the draw is named as tied."""
+    rows = [("a", 100.0, 1.0), ("b", 101.0, 1.01), ("a", 104.0, 1.04), ("c", 400.0, 4.0)]
+    lines = front_text(two_launches(tmp_path, rows)).splitlines()
+    (tied,) = [line for line in lines if line.startswith("tied")]
+    assert "x=a at c4" in tied and "x=c" not in tied
+    (control,) = [line for line in lines if line.startswith("control")]
+    assert "ttft_p99_ms +4.0%" in control and "cost_usd_per_mtok +4.0%" in control
+
+
+def two_launches(folder: Path, rows: list[tuple[str, float, float]]) -> Study:
+    """A study of (config, TTFT, cost) in order; config a is the baseline."""
+    folder = folder / "s"
+    folder.mkdir()
+    write_meta(folder)
+    store = RecordStore(folder)
+    for number, (name, ttft, cost) in enumerate(rows):
+        store.append(
+            PointRecord(
+                point_id=f"p{number}", launch_id=f"l{number}", config_hash=name, fingerprint="f",
+                engine={"model": "m", "args": {"x": name}, "env": {}}, load={"concurrency": 4}, load_label="c4",
+                params=None, purpose="baseline" if name == "a" else "trial", devices=1, state="measured",
+                metrics={"ttft_p99_ms": ttft, "cost_usd_per_mtok": cost, "quality_kl": 0.0}, repeat=number,
+            )
+        )  # fmt: skip
+    return open_study(folder)
