@@ -1,29 +1,27 @@
-"""One load on one running server: the client's process, the engine's counters around it, and what they add up to."""
+"""One load on one running server: the client's processes, the engine's counters around it, and what they add up to."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sweep.engine.failures import FailureCause, LaunchFailure
 from sweep.measure.client import Job
-from sweep.measure.cost import cost_usd_per_mtok
+from sweep.measure.cost import cost_usd_per_mtok, energy_j_per_token
+from sweep.measure.fleet import run_clients
 from sweep.measure.intervals import Interval, intervals
-from sweep.measure.latency import summarize
-from sweep.measure.telemetry import EngineReport, Telemetry
+from sweep.measure.latency import Run, summarize
+from sweep.measure.steadiness import Drift, drifts
+from sweep.measure.telemetry import DeviceReport, EngineReport, Telemetry
 from sweep.measure.workload import Load, RequestSet, WorkloadSpec
 
-# What the client may take beyond the load itself: starting Python, parsing and writing the rows.
-_CLIENT_MARGIN_S = 60.0
-_POLL_S = 0.1
-_PACKAGE_ROOT = Path(__file__).parents[2]
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,10 @@ class LoadResult:
     completed, failed: measured requests; warmup_failed beside them. error_examples: the most frequent error texts,
     "12 x HTTP 400: …". engine: counters around the load, warm-up included. summary: the client's own JSON (window rule,
     counts, loop lag). shared_prefix_share: the prefix-cache hit rate that the requests sent cause at most, warm-up
-    included. raw: the Parquet file, one row a request.
+    included. raw: the Parquet file, one row a request. short: measured requests with fewer tokens than were asked for;
+    None where the model may stop by itself, and then cut_off is how many ran into their limit instead. prompt_tokens,
+    output_tokens: of all requests, warm-up included, by the answers' own count. devices: empty without a driver.
+    drifts: of the medians from the first to the second half of the run; empty where there are too few requests.
     """
 
     metrics: dict[str, float | None]
@@ -46,6 +47,12 @@ class LoadResult:
     summary: Mapping[str, Any]
     shared_prefix_share: float
     raw: Path
+    short: int | None = None
+    cut_off: int | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    devices: tuple[DeviceReport, ...] = ()
+    drifts: tuple[Drift, ...] = ()
 
     @property
     def first_error(self) -> str | None:
@@ -62,13 +69,15 @@ def measure_load(
     *,
     price_usd_per_device_hour: float,
     devices: int,
+    device_ids: Sequence[str] = (),
     python: str = sys.executable,
     should_stop: Callable[[], bool] | None = None,
 ) -> LoadResult:
     """Run the load client against a ready server and sum up what it and the engine saw.
 
     out: Parquet path; the job (.job.json), the request set (.requests.npz, removed afterwards), the client's log (.log)
-    and its summary (.json) lie beside it. should_stop is asked every 0.1 s. Failed requests are counted, never raised.
+    and its summary (.json) lie beside it. device_ids: as in CUDA_VISIBLE_DEVICES, to be watched. should_stop is asked
+    every 0.1 s. Failed requests are counted, never raised.
     Raises LaunchFailure: load_timeout when the client hangs or nothing could be measured within max_load_s, interrupted
     when should_stop says so, unknown when the client dies.
     """
@@ -90,8 +99,8 @@ def measure_load(
         ignore_eos=spec.ignore_eos,
     )
     try:
-        with Telemetry(server_base_url) as telemetry:
-            _run_client(job, out, python, should_stop)
+        with Telemetry(server_base_url, device_ids) as telemetry:
+            run_clients(job, processes=spec.client_processes, python=python, should_stop=should_stop)
     finally:
         request_path.unlink(missing_ok=True)
     summary = json.loads(out.with_suffix(".json").read_text())
@@ -101,36 +110,7 @@ def measure_load(
             FailureCause.load_timeout,
             f"{load.label}: max_load_s={spec.max_load_s:g} ended before the warm-up of {counts['warmup']} requests did",
         )
-    return _result(out, summary, spec, requests, telemetry.report(), price_usd_per_device_hour, devices)
-
-
-def _run_client(job: Job, out: Path, python: str, should_stop: Callable[[], bool] | None) -> None:
-    job_path, log_path = out.with_suffix(".job.json"), out.with_suffix(".log")
-    job_path.write_text(json.dumps(asdict(job), indent=1))
-    limit_s = job.max_load_s + job.request_timeout_s + _CLIENT_MARGIN_S
-    began = time.monotonic()
-    with log_path.open("wb") as log:
-        client = subprocess.Popen(
-            [python, "-m", "sweep.measure.client", str(job_path)],
-            cwd=_PACKAGE_ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            while client.poll() is None:
-                if should_stop is not None and should_stop():
-                    raise LaunchFailure(FailureCause.interrupted, "stopped during the load")
-                if time.monotonic() - began > limit_s:
-                    raise LaunchFailure(FailureCause.load_timeout, f"the load client did not end within {limit_s:g} s")
-                time.sleep(_POLL_S)
-        finally:
-            if client.poll() is None:
-                client.kill()
-                client.wait()
-    if client.returncode != 0:
-        last = log_path.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
-        raise LaunchFailure(FailureCause.unknown, f"the load client exited with {client.returncode}: {last[0]}")
+    return _result(out, summary, spec, requests, telemetry, price_usd_per_device_hour, devices)
 
 
 def _result(
@@ -138,15 +118,21 @@ def _result(
     summary: Mapping[str, Any],
     spec: WorkloadSpec,
     requests: RequestSet,
-    engine: EngineReport,
+    telemetry: Telemetry,
     price_usd_per_device_hour: float,
     devices: int,
 ) -> LoadResult:
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     table = pq.read_table(out)
+    engine = telemetry.report()
+    watched = telemetry.devices(summary["window_began_unix_s"], summary["window_s"])
     metrics = {**summarize(table, summary, spec), **engine.metrics}
     throughput = metrics["output_throughput_tok_s"]
+    metrics["energy_j_per_token"] = energy_j_per_token(_total_power_w(watched), throughput)
+    total = metrics["total_throughput_tok_s"]
+    metrics["cost_usd_per_mtok_total"] = cost_usd_per_mtok(price_usd_per_device_hour, devices, total)
     metrics["output_throughput_per_device_tok_s"] = None if throughput is None else throughput / devices
     metrics["cost_usd_per_mtok"] = cost_usd_per_mtok(price_usd_per_device_hour, devices, throughput)
     ends = intervals(table, summary, spec, metrics)
@@ -157,6 +143,7 @@ def _result(
             ends["cost_usd_per_mtok"] = (costs[0], costs[1])
     errors = Counter(text for text in table["error"].to_pylist() if text is not None)
     counts = summary["counts"]
+    short, cut_off = _cut_short(table, requests, spec.ignore_eos)
     return LoadResult(
         metrics=metrics,
         intervals=ends,
@@ -168,4 +155,25 @@ def _result(
         summary=summary,
         shared_prefix_share=requests.prefix_share(table["index"].to_pylist()),
         raw=out,
+        short=short,
+        cut_off=cut_off,
+        prompt_tokens=pc.sum(table["prompt_tokens"]).as_py() or 0,
+        output_tokens=pc.sum(table["output_tokens"]).as_py() or 0,
+        devices=tuple(watched),
+        drifts=tuple(drifts(Run(table, summary))),
     )
+
+
+def _total_power_w(watched: Sequence[DeviceReport]) -> float | None:
+    """Of all devices together; None unless each of them was measured."""
+    powers = [device.power_mean_w for device in watched]
+    return sum(p for p in powers if p is not None) if powers and None not in powers else None
+
+
+def _cut_short(table: pa.Table, requests: RequestSet, ignore_eos: bool) -> tuple[int | None, int | None]:
+    """(short, cut_off) of the measured requests, see LoadResult."""
+    rows = table.select(["index", "phase", "output_tokens"]).to_pylist()
+    answers = [(r["output_tokens"], int(requests.max_tokens[r["index"]])) for r in rows if r["phase"] == "measured"]
+    short = sum(got is not None and got < asked for got, asked in answers)
+    full = sum(got is not None and got >= asked for got, asked in answers)
+    return (short, None) if ignore_eos else (None, full)

@@ -1,8 +1,8 @@
 """Frozen request sets: every configuration of a study is sent the same requests, and a checksum shows that it was.
 
-Prompts are slices of real text (never random token ids, on which speculative decoding is measured wrongly), tokenized
-once by the served model, or the user's own text. Everything random comes from numpy Generators seeded by (workload
-seed, draw), so a request set is the same in every process.
+Prompts are slices of real text, tokenized once by the served model, or the user's own text. (On random tokens drafts
+are accepted as in no production, so they are had only by asking: workload.text=random.) Everything random comes from
+numpy Generators seeded by (workload seed, draw), so a request set is the same in every process.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float64]
 
 _BLOCKS = 1
+_SHUFFLE = 10
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,8 @@ def build_requests(spec: WorkloadSpec, corpus_token_ids: npt.ArrayLike, *, draw:
     its beginning. Raises ConfigError when corpus or trace are too short for that many draws.
     """
     corpus = np.ascontiguousarray(corpus_token_ids, dtype=np.int32)
+    if spec.text == "random":
+        corpus = np.random.default_rng(seed_sequence(spec.seed, 0, _SHUFFLE)).permutation(corpus)
     outline = make_outline(spec, draw).measured_first()
     rows = outline.rows
     if rows is not None and rows.prompts is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from sweep.errors import ConfigError, did_you_mean, require
 from sweep.measure.arrivals import Load, build_ladder
+from sweep.measure.cache_state import STATES as CACHE_STATES
 from sweep.measure.client_mixture import ClientMixture
 from sweep.measure.corpus import UNIQUE_TOKENS, TokenArray, bos_token_id, corpus_text, tokenize_corpus
 from sweep.measure.draws import HELD_OUT_DRAW
@@ -26,6 +27,7 @@ __all__ = [
     "corpus_text", "tokenize_corpus",
 ]  # fmt: skip
 
+TEXTS = ("corpus", "random")
 _SLOS = ("slo_ttft_ms", "slo_tpot_ms", "slo_e2e_ms")
 # What a class takes from the workload where it says nothing itself. SLOs it does not: a tier has its own or none.
 _INHERITED = ("prompt_tokens", "output_tokens", "shared_prefix_tokens", "num_shared_prefixes", "temperature")
@@ -93,6 +95,9 @@ class WorkloadSpec:
     ignore_eos: answers have exactly the drawn length, so that every configuration does the same work; False lets the
     model stop by itself, and the drawn length is the most it may say. max_load_s bounds one load, warm-up included;
     request_timeout_s one request. SLOs are per request and define goodput; with classes, each class has its own.
+    cache: the state in which a load finds the prefix cache, see measure.cache_state. text: "corpus", or "random" for
+    its tokens in random order, whose draft acceptance means nothing.
+    client_processes: that share each load; None is one, or more where one cannot deliver it (measure/fleet.py).
     """
 
     name: str
@@ -114,6 +119,9 @@ class WorkloadSpec:
     classes: tuple[RequestClass, ...] = ()
     conversation: Conversation | None = None
     trace: TraceReplay | None = None
+    cache: str = "warmed"
+    text: str = "corpus"
+    client_processes: int | None = None
 
     def __post_init__(self) -> None:
         at_least = {"num_requests": 1, "warmup_requests": 0, "seed": 0, "temperature": 0, "shared_prefix_tokens": 0,
@@ -123,6 +131,12 @@ class WorkloadSpec:
         for name in ("max_load_s", "request_timeout_s", *_SLOS):
             value = getattr(self, name)
             require(value is None or value > 0, f"workload.{name}", value, "give a number above 0")
+        require(self.text in TEXTS, "workload.text", self.text, f"choose {' or '.join(TEXTS)}")
+        require(
+            self.client_processes is None or self.client_processes >= 1,
+            "workload.client_processes", self.client_processes, "give null or at least 1",
+        )  # fmt: skip
+        require(self.cache in CACHE_STATES, "workload.cache", self.cache, f"choose {', '.join(CACHE_STATES)}")
         for request_class in self.request_classes:
             where = f"workload.classes.{request_class.name}" if self.classes else "workload"
             self._check_class(request_class, where)
@@ -208,6 +222,12 @@ class WorkloadSpec:
             names = set(source.classes or ())
             own_prompts = [c.prompt_tokens.kind == "trace" for c in self.request_classes]
             if (source.blocks is not None or source.prompts is not None) and any(own_prompts):
+                if self.cache == "steady":
+                    raise ConfigError(
+                        f"workload.cache=steady with the prompts of workload.trace.file={trace.file}",
+                        "keep workload.cache=warmed and raise workload.warmup_requests: the rows before the measured"
+                        " ones fill the cache as they did then",
+                    )
                 what = f"workload.trace.file={trace.file} has prompts of its own"
                 if not all(own_prompts):
                     raise ConfigError(f"{what}; some classes have other prompt_tokens", "remove those of the classes")

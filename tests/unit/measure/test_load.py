@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sweep.engine.failures import FailureCause, LaunchFailure
-from sweep.measure import load as load_module
+from sweep.measure import fleet
 from sweep.measure.load import LoadResult, measure_load
 from sweep.measure.workload import LengthDistribution, Load, WorkloadSpec
 from sweep.results.metrics import METRICS
@@ -77,7 +77,7 @@ def test_a_load_without_a_measured_request_is_a_time_out(
 def test_a_hanging_client_is_killed(
     scripted_server: Any, scripted_requests: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_module, "_CLIENT_MARGIN_S", -59.0)  # 30 + 30 - 59: less than its requests may take
+    monkeypatch.setattr(fleet, "_MARGIN_S", -59.0)  # 30 + 30 - 59: less than its requests may take
     requests = scripted_requests([HANGS] * 6, warmup=2)
     with pytest.raises(LaunchFailure, match="did not end within 1 s") as failure:
         measure(scripted_server, requests, tmp_path, replace(SPEC, request_timeout_s=30))

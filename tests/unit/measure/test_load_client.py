@@ -10,13 +10,13 @@ import pytest
 
 from sweep.measure.arrivals import Load, arrivals_s
 from sweep.measure.client import Job, LoadRun
-from sweep.measure.recording import rows, summary
+from sweep.measure.recording import LoadRecord, rows, summary
 from sweep.measure.requests import RequestSet
 
 OK, HTTP_ERROR, BREAKS_OFF, HANGS, ERROR_EVENT, SHORT = range(6)
 
 
-def run(server: Any, requests: RequestSet, load: Load, **changes: Any) -> LoadRun:
+def run(server: Any, requests: RequestSet, load: Load, **changes: Any) -> LoadRecord:
     values: dict[str, Any] = {
         "base_url": server.base_url,
         "model": "m",
@@ -32,7 +32,7 @@ def run(server: Any, requests: RequestSet, load: Load, **changes: Any) -> LoadRu
     }
     made = LoadRun(Job(**(values | changes)), requests)
     made.run()
-    return made
+    return made.record
 
 
 def test_no_token_is_reported_before_the_server_wrote_it(scripted_server: Any, scripted_requests: Any) -> None:

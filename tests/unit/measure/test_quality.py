@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from sweep.engine.failures import FailureCause, LaunchFailure
 from sweep.errors import ConfigError
-from sweep.measure import quality
 from sweep.measure.quality import (
     FloatArray,
     PromptLogprobs,
@@ -28,6 +27,7 @@ from sweep.measure.quality import (
     quality_prompts,
     save_logprobs,
 )
+from sweep.measure.quality import logprobs as logprobs_module
 
 PROMPTS = 4
 
@@ -247,7 +247,7 @@ def test_cache_path_tells_measurements_apart(tmp_path: Path, monkeypatch: pytest
             "engine_version": "0.32.0",
             "device": "NVIDIA H100/80GB",
         }
-        return cache_path(prompts, spec, **{**names, **changed})
+        return cache_path([prompts, spec.top_logprobs], **{**names, **changed})
 
     first = path()
     assert first.parent.parent == tmp_path / "sweep" / "quality"
@@ -260,15 +260,8 @@ def test_cache_path_tells_measurements_apart(tmp_path: Path, monkeypatch: pytest
         path(engine_version="0.33.0"),
         path(device="cpu"),
         path(model="org/name"),
-        cache_path([[1, 2, 4]], spec, model="org/name", fingerprint="a", engine_version="1", device="cpu"),
-        cache_path(
-            prompts,
-            replace(spec, top_logprobs=5),
-            model="org/name",
-            fingerprint="a",
-            engine_version="1",
-            device="cpu",
-        ),
+        cache_path([[[1, 2, 4]], 20], model="org/name", fingerprint="a", engine_version="1", device="cpu"),
+        cache_path([prompts, 5], model="org/name", fingerprint="a", engine_version="1", device="cpu"),
     }
     assert len(others | {first}) == 8
 
@@ -310,7 +303,7 @@ def entry(logprob: float) -> dict[str, float]:
 )
 def test_an_unusable_answer_is_request_errors(answer: object) -> None:
     with pytest.raises(LaunchFailure) as failure:
-        quality._parse(json.dumps(answer), 0, [3, 5], QualitySpec(top_logprobs=2))
+        logprobs_module._parse(json.dumps(answer), 0, [3, 5], QualitySpec(top_logprobs=2))
     assert failure.value.cause is FailureCause.request_errors
 
 
@@ -320,7 +313,7 @@ def test_answers_are_read_with_and_without_the_text_token_among_the_top() -> Non
         {"5": entry(-3.0), "8": entry(-0.5), "7": entry(-1.0)},
         {"9": entry(-2.0), "4": entry(-0.1)},
     ]
-    parsed = quality._parse(
+    parsed = logprobs_module._parse(
         json.dumps({"choices": [{"prompt_logprobs": positions}]}), 6, [3, 5, 9], QualitySpec(top_logprobs=2)
     )
     assert parsed.token_ids.tolist() == [[8, 7], [4, 9]]

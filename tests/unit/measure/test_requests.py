@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,16 @@ def test_prompts_are_slices_of_the_corpus_with_the_drawn_lengths() -> None:
         assert 3 <= len(prompt) <= 40
         assert ",".join(map(str, prompt)) in doubled
     assert set(requests.max_tokens.tolist()) == {4}
+
+
+def test_random_text_has_the_corpus_tokens_in_no_order_and_the_same_for_every_configuration() -> None:
+    text = np.arange(6000)
+    real, one, again = (build_requests(workload(text=t), text, draw=0) for t in ("corpus", "random", "random"))
+    follows = [b - a for p in prompts(one) for a, b in pairwise(p)]
+    assert follows.count(1) < 5 and all(b - a in (1, -5999) for p in prompts(real) for a, b in pairwise(p))
+    assert one.checksum == again.checksum and set(np.concatenate(prompts(one))) <= set(text)
+    with pytest.raises(ConfigError, match=r"workload\.text=lorem"):
+        workload(text="lorem")
 
 
 def test_a_prompt_longer_than_the_corpus_continues_at_its_beginning() -> None:
