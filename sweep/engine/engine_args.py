@@ -127,6 +127,12 @@ class EngineConfig:
         return _digest([self.model, numerics, _lossy(args.get("speculative_config")), env])
 
     @property
+    def claims_exact_speculation(self) -> bool:
+        """Whether it speculates in a way that is meant to change no token: its fingerprint ignores the speculation."""
+        speculation = self.nested_args.get("speculative_config")
+        return speculation is not None and _lossy(speculation) is None
+
+    @property
     def is_local(self) -> bool:
         """Whether every checkpoint it names is a folder here, so that no hub needs to be asked."""
         speculation = self.nested_args.get("speculative_config")

@@ -31,6 +31,7 @@ class FailureCause(StrEnum):
     device_lost = "device_lost"
     interrupted = "interrupted"
     proof_failed = "proof_failed"
+    unknown_to_estimator = "unknown_to_estimator"
     unknown = "unknown"
 
     @property

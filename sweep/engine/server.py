@@ -13,12 +13,12 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sweep.engine.devices import device_memory_used_mib
+from sweep.engine.devices import device_memory_used_mib, pids_are_the_drivers, watch_devices
 from sweep.engine.engine_args import EngineConfig
 from sweep.engine.failures import FailureCause, LaunchFailure, Phase, classify
 from sweep.engine.processes import (
@@ -39,6 +39,8 @@ _POLL_S = 0.2
 _LOG_TAIL_BYTES = 200_000
 _DEVICE_WAIT_S = 60.0
 _DEVICE_SLACK_MIB = 64.0
+_RESET_WAIT_S = 20.0
+_NO_SUCH_ROUTE = (404, 405, 501)
 # After a failed request the engine needs a moment to die and to write why: vLLM looks for a dead engine every 5 s.
 _DEATH_WAIT_S = 15.0
 # Before it serves there is no request to finish, and vLLM 0.32 loses a SIGTERM that comes while its engine loads (its
@@ -71,6 +73,7 @@ class Server:
     ) -> None:
         self.engine = engine
         self.startup_s: float | None = None
+        self.first_request_ms: float | None = None
         self.served_model = ""
         self.vllm_version: str | None = None
         self._python = python
@@ -88,6 +91,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
         self._memory_before: list[float] | None = None
+        self._device_pids_before: set[int] = set()
         self._oom_kills_before = kernel_oom_kills()
 
     def __enter__(self) -> Server:
@@ -117,7 +121,9 @@ class Server:
         deadline = began + self._startup_timeout_s
         self._port_lease = lease_port()
         self._port = self._port_lease.getsockname()[1]
-        self._memory_before = device_memory_used_mib(self._devices())
+        self._memory_before = device_memory_used_mib(self.device_ids)
+        with watch_devices(self.device_ids) as devices:
+            self._device_pids_before = {p.pid for device in devices() for p in device.processes or ()}
         ours = ("--host", "127.0.0.1", "--port", str(self._port))
         try:
             # Not in the launch's folder: a socket's path must be short.
@@ -141,8 +147,10 @@ class Server:
         self.served_model = str(self._first_answer("/v1/models", deadline)["data"][0]["id"])
         self.vllm_version = self._first_answer("/version", deadline).get("version")
         prompt = {"model": self.served_model, "prompt": "The capital of France is", "max_tokens": 2, "temperature": 0}
+        asked = time.monotonic()
         self._first_answer("/v1/completions", deadline, prompt)
         self.startup_s = time.monotonic() - began
+        self.first_request_ms = (time.monotonic() - asked) * 1e3
 
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -156,12 +164,55 @@ class Server:
             time.sleep(_POLL_S)
         return self._failure("load", None)
 
-    def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix. Raises LaunchFailure if that fails: a warm cache must not be measured."""
+    @property
+    def device_ids(self) -> list[str]:
+        """Its devices, as CUDA_VISIBLE_DEVICES names them."""
+        return [d for d in self._device_env.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
+
+    def foreign_owner(self) -> str | None:
+        """Who else answers on our port now, "nobody" if not even we do; None if it is this launch alone."""
+        return foreign_listeners(self._port, self.pid)
+
+    def foreign_device_processes(self, seen: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Those of the processes seen on our devices (pid, …) that are not of this launch.
+
+        Where the driver numbers processes otherwise than we do (a container of its own), only those that were there
+        before this launch are known to be others.
+        """
+        if not pids_are_the_drivers():
+            return [p for p in seen if p["pid"] in self._device_pids_before]
+        ours = {process.pid for process in carriers(self._launch_id)}
+        return [p for p in seen if p["pid"] not in ours]
+
+    def reports_model(self) -> str | None:
+        """The id the server answers to now; None if it does not say."""
         try:
-            self._request("/reset_prefix_cache", timeout_s=30.0, method="POST")
-        except OSError as error:
-            raise self._failure("load", f"POST /reset_prefix_cache: {error}") from error
+            return str(json.loads(self._request("/v1/models", timeout_s=10.0))["data"][0]["id"])
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            return None
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False where this server cannot. Its engine must be idle.
+
+        vLLM refuses while blocks are in use, with status 200 and {"success": false} (0.32): it is asked again for a
+        while. Raises LaunchFailure if it goes on refusing, or does not answer.
+        """
+        deadline = time.monotonic() + _RESET_WAIT_S
+        while True:
+            try:
+                answer = self._request("/reset_prefix_cache", timeout_s=30.0, method="POST")
+            except urllib.error.HTTPError as error:
+                if error.code in _NO_SUCH_ROUTE:
+                    return False
+                raise self._failure("load", f"POST /reset_prefix_cache: {error}") from error
+            except OSError as error:
+                raise self._failure("load", f"POST /reset_prefix_cache: {error}") from error
+            if not answer.strip() or json.loads(answer).get("success", True):  # before 0.32 there was no body
+                return True
+            if time.monotonic() > deadline:
+                text = f"the server kept its prefix cache for {_RESET_WAIT_S:g} s: blocks of it are still in use"
+                raise LaunchFailure(FailureCause.load_timeout, text)
+            time.sleep(_POLL_S)
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL to all that carries our launch id; idempotent, returns when all of it is gone."""
@@ -276,14 +327,11 @@ class Server:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
             return log.read().decode(errors="replace").splitlines()
 
-    def _devices(self) -> list[str]:
-        return [d for d in self._device_env.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
-
     def _await_device_memory(self) -> None:
         """The driver frees a dead process's memory late; the next launch on these devices must not find it taken."""
         deadline = time.monotonic() + _DEVICE_WAIT_S
         while self._memory_before and time.monotonic() < deadline:
-            now = device_memory_used_mib(self._devices())
+            now = device_memory_used_mib(self.device_ids)
             pairs = zip(now or [], self._memory_before, strict=False)
             if all(used <= before + _DEVICE_SLACK_MIB for used, before in pairs):
                 return

@@ -78,12 +78,12 @@ def simulate(
     max_model_len = limits.max_model_len or _DEFAULT_CONTEXT
     usable_gib = (hardware.memory_gib or 0.0) * limits.gpu_memory_utilization
     fits, cache_gib = room(memory, usable_gib, max_model_len)
-    rng = np.random.default_rng(_seed(settings.seed, launch, engine.hash))
+    rng = np.random.default_rng(seed_of(settings.seed, launch, engine.hash))
     step_factor = lognormal(rng, settings.tpot_cv)
     extra = math.sqrt(max(settings.ttft_cv**2 - settings.tpot_cv**2, 0.0))
     prefill_factor = lognormal(rng, extra)
     blocks = int(cache_gib / (memory.kv_gib_per_token * BLOCK_TOKENS))
-    crash = _crash(args, settings)
+    crash = crash_of(args, settings)
     loaded_s = settings.startup_s + memory.weights_gib / _LOAD_GIB_PER_S
     failure = _out_of_memory(memory, usable_gib, max_model_len, limits) if fits is False else None
     if not limits.chunked_prefill and limits.max_num_batched_tokens < max_model_len:
@@ -144,13 +144,16 @@ def _out_of_memory(memory: Memory, usable_gib: float, max_model_len: int, limits
     )
 
 
-def _crash(args: Mapping[str, Any], settings: SimulationConfig) -> str | None:
-    """Whether the region of this config crashes, and when: settings.crash_share of the regions do."""
+def crash_of(args: Mapping[str, Any], settings: SimulationConfig) -> str | None:
+    """Whether the region of this config crashes, and when (one of CRASHES): settings.crash_share of the regions do.
+
+    args: nested engine arguments.
+    """
     risks = {name: args.get(name) for name in _RISKS}
     if not any(risks.values()):
         return None
     region = json.dumps([{name: args.get(name) for name in _LAYOUT}, risks], sort_keys=True)
-    rng = np.random.default_rng(_seed(settings.seed, "region", region))
+    rng = np.random.default_rng(seed_of(settings.seed, "region", region))
     return str(rng.choice(CRASHES)) if rng.random() < settings.crash_share else None
 
 
@@ -168,7 +171,7 @@ def prompt_logprobs(tokens: Sequence[int], k: int, engine: EngineConfig, seed: i
     text = hashlib.sha256(np.asarray(tokens, np.int64).tobytes()).hexdigest()
     actual = np.asarray(tokens[1:], np.int64)
     shape = (len(actual), _CANDIDATES)
-    rng = np.random.default_rng(_seed(seed, text))
+    rng = np.random.default_rng(seed_of(seed, text))
     logits = 2.0 * rng.standard_normal(shape) - 0.1 * np.arange(_CANDIDATES)
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
@@ -176,7 +179,7 @@ def prompt_logprobs(tokens: Sequence[int], k: int, engine: EngineConfig, seed: i
     args = engine.nested_args
     noises = [(f"{name}={args.get(name)}", _setting_kl(name, args)) for name in _KL] + [(engine.hash, _ENGINE_KL / 2)]
     for what, kl in noises:
-        noise = np.random.default_rng(_seed(seed, text, what)).standard_normal(shape)
+        noise = np.random.default_rng(seed_of(seed, text, what)).standard_normal(shape)
         logits = logits + np.sqrt(per_kl * kl) * noise
     peak = logits.max(axis=1, keepdims=True)
     logprobs = logits - peak - np.log(np.exp(logits - peak).sum(axis=1, keepdims=True))
@@ -198,5 +201,6 @@ def _setting_kl(name: str, args: Mapping[str, Any]) -> float:
     return 0.0 if value is None else next(kl for prefix, kl in _KL[name] if str(value).startswith(prefix))
 
 
-def _seed(*parts: object) -> int:
+def seed_of(*parts: object) -> int:
+    """A seed that follows from anything that can be written down."""
     return int.from_bytes(hashlib.sha256("\n".join(map(str, parts)).encode()).digest()[:8], "big")

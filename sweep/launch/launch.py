@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,18 +13,13 @@ from sweep.engine.failures import FailureCause, LaunchFailure
 from sweep.engine.resolved import differences, fetch_resolved
 from sweep.engine.server import Server
 from sweep.launch.cross_check import cross_check
-from sweep.launch.proof import broken_proof
-from sweep.launch.spec import CONTROL, REPEAT, RESOLVED_FILE, LaunchSpec, logprobs_path
+from sweep.launch.proof import broken_proof, gather
+from sweep.launch.quality import check_under_load, measure_quality, verified_speculation
+from sweep.launch.spec import RESOLVED_FILE, LaunchSpec
+from sweep.measure.cache_state import ask_once, shared_beginnings, with_cold_warmup
 from sweep.measure.load import measure_load
-from sweep.measure.quality import (
-    QualitySpec,
-    cache_path,
-    load_logprobs,
-    measure_logprobs,
-    quality_prompts,
-    save_logprobs,
-)
-from sweep.measure.workload import Load, RequestSet, WorkloadSpec, bos_token_id, build_requests, tokenize_corpus
+from sweep.measure.telemetry import await_idle
+from sweep.measure.workload import Load, RequestSet, WorkloadSpec, build_requests, tokenize_corpus
 from sweep.results.records import PointRecord, PointState, Record
 
 WORKLOAD_DIR = "workload"
@@ -54,21 +48,27 @@ def run_launch(spec: LaunchSpec, server: Server, events: EventSink) -> LaunchFai
         for load in loads:
             events.record(_point(spec, load, began, "failed", failure=failure))
         return failure
+    if spec.stages:
+        return _run_stages(spec, server, corpus, events)
     workload = WorkloadSpec.from_dict(spec.workload)
     requests = build_requests(workload, corpus, draw=spec.repeat)
     events.write("facts", facts={"workload_checksum": requests.checksum, "vllm_version": server.vllm_version})
     if spec.quality_runs:
-        failure_or_none = _measure_quality(spec, server, corpus, events)
+        failure_or_none = measure_quality(spec, server, corpus, events)
         if failure_or_none is not None:
             return failure_or_none
+    spec = verified_speculation(spec, server, corpus, events)
+    if (death := server.died()) is not None:
+        return death
     closed = next((load for load in loads if load.concurrency is not None), None)
-    if (
-        spec.proof["cross_check"]
-        and spec.purpose == "baseline"
-        and spec.attempt == 0
-        and closed is not None
-        and not requests.is_text
-    ):
+    if spec.quality["enabled"] and spec.quality["under_load"] and _is_first_baseline(spec) and closed is not None:
+        try:
+            check_under_load(spec, server, corpus, requests, closed, events)
+        except LaunchFailure as failure:
+            events.write("facts", facts={"quality_under_load": {"failed": str(failure)}})
+            if (death := server.died()) is not None:
+                return death
+    if spec.proof["cross_check"] and _is_first_baseline(spec) and closed is not None and not requests.is_text:
         events.write("phase", phase="cross-check with vLLM's bench")
         try:
             events.write("facts", facts={"cross_check": cross_check(spec, server, workload, requests, corpus, closed)})
@@ -82,6 +82,26 @@ def run_launch(spec: LaunchSpec, server: Server, events: EventSink) -> LaunchFai
         if failure_or_none is not None:
             return failure_or_none
     return None
+
+
+def _run_stages(
+    spec: LaunchSpec, server: Server, corpus: np.ndarray[Any, np.dtype[np.int64]], events: EventSink
+) -> LaunchFailure | None:
+    """The stages of a verification in order, each a point of its own on the same server."""
+    for stage in spec.stages:
+        events.write("phase", phase=f"stage {stage['name']}")
+        staged = spec.at_stage(stage)
+        staged.folder.mkdir(exist_ok=True)
+        workload = WorkloadSpec.from_dict(staged.workload)
+        requests = build_requests(workload, corpus, draw=staged.repeat)
+        failure = _measure_point(staged, server, workload, requests, workload.loads[0], events)
+        if failure is not None:
+            return failure
+    return None
+
+
+def _is_first_baseline(spec: LaunchSpec) -> bool:
+    return spec.purpose == "baseline" and spec.attempt == 0
 
 
 def _save_resolved(spec: LaunchSpec, server: Server) -> None:
@@ -105,15 +125,17 @@ def _measure_point(
     began = _now()
     raw = spec.folder / f"{load.label}-r{spec.repeat}.parquet"
     try:
-        server.reset_prefix_cache()
+        drained_s = await_idle(server.base_url, spec.proof["max_drain_s"])
+        prepared, cache = prepare_cache(server, workload, requests)
         result = measure_load(
             server.base_url,
             server.served_model,
             workload,
             load,
-            requests,
+            prepared,
             raw,
             devices=spec.devices,
+            device_ids=server.device_ids,
             price_usd_per_device_hour=spec.price_usd_per_device_hour,
         )
     except LaunchFailure as failure:
@@ -124,7 +146,8 @@ def _measure_point(
     if death is not None:
         events.record(_point(spec, load, began, "failed", failure=death))
         return death
-    broken = broken_proof(result, spec.proof)
+    proof = gather(result, server, workload, load, cache, drained_s)
+    broken = broken_proof(proof, spec.proof)
     events.record(
         _point(
             spec,
@@ -132,12 +155,34 @@ def _measure_point(
             began,
             "measured" if broken is None else "quarantined",
             failure=broken,
-            metrics={**result.metrics, "startup_s": server.startup_s},
+            metrics={
+                **result.metrics,
+                "startup_s": server.startup_s,
+                "first_request_ms": server.first_request_ms,
+            },
             intervals=result.intervals,
+            proof=proof,
             raw=str(raw.relative_to(spec.study_dir)),
         )
     )
     return None
+
+
+def prepare_cache(server: Server, workload: WorkloadSpec, requests: RequestSet) -> tuple[RequestSet, dict[str, Any]]:
+    """The prefix cache as workload.cache wants it; returns the requests to send and what was really done.
+
+    state is None where the server cannot forget its cache, and so whatever came before is in it.
+    """
+    forgotten = server.reset_prefix_cache()
+    done: dict[str, Any] = {"asked": workload.cache, "state": workload.cache if forgotten else None, "reset": forgotten}
+    if workload.cache == "cold":
+        return with_cold_warmup(requests), done
+    if workload.cache == "steady":
+        shared = shared_beginnings(requests)
+        ask_once(server.base_url, server.served_model, shared, workload.request_timeout_s)
+        await_idle(server.base_url, workload.request_timeout_s)
+        done |= {"primed_prefixes": len(shared), "primed_tokens": sum(map(len, shared))}
+    return requests, done
 
 
 def _corpus(spec: LaunchSpec, server: Server) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -152,49 +197,6 @@ def _corpus(spec: LaunchSpec, server: Server) -> np.ndarray[Any, np.dtype[np.int
     return tokens
 
 
-def _measure_quality(
-    spec: LaunchSpec, server: Server, corpus: np.ndarray[Any, np.dtype[np.int64]], events: EventSink
-) -> LaunchFailure | None:
-    """The quality runs asked for, into the study folder. Returns a failure only if it left the server dead."""
-    for run in spec.quality_runs:
-        events.write("phase", phase=f"quality {run}".strip())
-        try:
-            cached = _cached_logprobs(spec, server, corpus, run)
-        except LaunchFailure as failure:
-            death = server.died()
-            found = death or failure
-            events.write("quality_failed", run=run, cause=found.cause.value, detail=found.detail)
-            return death
-        target = logprobs_path(Path(spec.study_dir), spec.engine_config.fingerprint, run)
-        target.parent.mkdir(exist_ok=True)
-        temporary = target.with_suffix(f".{spec.launch_id}.tmp")  # no name that a reader of *.npz would take up
-        shutil.copyfile(cached, temporary)
-        temporary.replace(target)
-    events.write("quality")
-    return None
-
-
-def _cached_logprobs(spec: LaunchSpec, server: Server, corpus: np.ndarray[Any, np.dtype[np.int64]], run: str) -> Path:
-    """Log-probabilities of this engine in the cache that all studies share; measured now if they are not there."""
-    engine = spec.engine_config
-    values = {k: v for k, v in spec.quality.items() if k != "enabled"}
-    quality_spec = QualitySpec(**{**values, **({"concurrency": 1} if run == REPEAT else {})})
-    bos = bos_token_id(server.base_url, server.served_model)
-    prompts = quality_prompts(corpus, quality_spec, bos_token_id=bos)
-    path = cache_path(
-        prompts,
-        quality_spec,
-        model=engine.model,
-        fingerprint={"": engine.fingerprint, CONTROL: f"{engine.hash}-{run}"}.get(run, f"{engine.fingerprint}-{run}"),
-        engine_version=server.vllm_version or "unknown",
-        device=spec.device_name,
-    )
-    if load_logprobs(path) is None:
-        server.reset_prefix_cache()
-        save_logprobs(path, measure_logprobs(server.base_url, server.served_model, prompts, quality_spec))
-    return path
-
-
 def _point(
     spec: LaunchSpec,
     load: Load,
@@ -204,6 +206,7 @@ def _point(
     failure: LaunchFailure | None = None,
     metrics: dict[str, float | None] | None = None,
     intervals: dict[str, tuple[float, float]] | None = None,
+    proof: dict[str, Any] | None = None,
     raw: str | None = None,
 ) -> PointRecord:
     return PointRecord(
@@ -214,6 +217,7 @@ def _point(
         transient=failure is not None and failure.cause.transient,
         metrics=metrics or {},
         intervals=intervals or {},
+        proof=proof or {},
         started_at=started_at,
         finished_at=_now(),
         raw=raw,

@@ -24,10 +24,12 @@ WORKER_LOG = "worker.log"
 RESOLVED_FILE = "resolved.json"
 WORKER_LOCK = "worker.lock"
 QUALITY_DIR = "quality"
-REPEAT, CONTROL = "repeat", "control"
+REPEAT, CONTROL, TASKS = "repeat", "control", "tasks"
 CONTROLLER_PID = "SWEEP_CONTROLLER_PID"
 # On a CPU the engine shares cores with the load client, whose clock is what a TTFT is: the client goes first.
 _CPU_NICENESS = 10
+# What the points of an engine kind are worth.
+_PROVENANCE = {"vllm": "measured", "simulated": "simulated", "estimate": "estimated"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,9 @@ class LaunchSpec:
     loads: the part of the ladder to measure, in order. workload, quality, proof: plain dicts of the config groups.
     quality_runs: which measurements of its fingerprint to make (see logprobs_path); usually none. niceness: of the
     engine's processes. devices: how many it occupies; the executor fills in device_ids and device_env. command: what
-    serves, after the interpreter and before the model. provenance: of the points it measures.
+    serves, after the interpreter and before the model. provenance: of the points it measures. within: the study's
+    subfolder it writes to. stages: of a verification, measured instead of loads; {"name", "workload", "draw"}, each
+    workload with a single load. distinct_numerics: its tokens are not those of its fingerprint (launch.quality).
     """
 
     launch_id: str
@@ -63,10 +67,13 @@ class LaunchSpec:
     device_env: Mapping[str, str] | None = None
     command: tuple[str, ...] = VLLM_SERVE
     provenance: str = "measured"
+    within: str = LAUNCHES_DIR
+    stages: tuple[Mapping[str, Any], ...] = ()
+    distinct_numerics: bool = False
 
     @property
     def folder(self) -> Path:
-        return Path(self.study_dir) / LAUNCHES_DIR / self.launch_id
+        return Path(self.study_dir) / self.within / self.launch_id
 
     @property
     def mark(self) -> str:
@@ -78,13 +85,19 @@ class LaunchSpec:
         return EngineConfig.from_dict(self.engine)
 
     @property
+    def fingerprint(self) -> str:
+        """Of the numerics that its points have."""
+        engine = self.engine_config
+        return f"{engine.fingerprint}-{engine.hash}" if self.distinct_numerics else engine.fingerprint
+
+    @property
     def identity(self) -> dict[str, Any]:
         """The fields that every record of this launch, LaunchRecord or PointRecord, shares."""
         engine = self.engine_config
         return {
             "launch_id": self.launch_id,
             "config_hash": engine.hash,
-            "fingerprint": engine.fingerprint,
+            "fingerprint": self.fingerprint,
             "engine": self.engine,
             "params": self.params,
             "purpose": self.purpose,
@@ -102,6 +115,11 @@ class LaunchSpec:
             "provenance": self.provenance,
         }
 
+    def at_stage(self, stage: Mapping[str, Any]) -> LaunchSpec:
+        """This launch as one stage sees it: what it measures lies in a folder of its own inside the launch's."""
+        within = f"{self.within}/{self.launch_id}"
+        return replace(self, within=within, launch_id=stage["name"], workload=stage["workload"], repeat=stage["draw"])
+
     def on_devices(self, ids: tuple[int, ...], env: Mapping[str, str]) -> LaunchSpec:
         return replace(self, device_ids=ids, device_env=dict(env))
 
@@ -115,11 +133,14 @@ class LaunchSpec:
         return path
 
 
+_SEQUENCES = ("loads", "device_ids", "quality_runs", "command", "stages")
+
+
 def read_spec(path: Path) -> LaunchSpec:
     data = json.loads(path.read_text())
     known = {f.name for f in fields(LaunchSpec)}
     values = {k: v for k, v in data.items() if k in known}
-    sequences = {k: tuple(values[k]) for k in ("loads", "device_ids", "quality_runs", "command") if k in values}
+    sequences = {k: tuple(values[k]) for k in _SEQUENCES if k in values}
     return LaunchSpec(**{**values, **sequences})
 
 
@@ -157,8 +178,8 @@ def make_spec(
         device_name=config.hardware.name,
         niceness=_CPU_NICENESS if config.hardware.device == "cpu" else 0,
         price_usd_per_device_hour=config.hardware.price_usd_per_device_hour,
-        command=VLLM_SERVE if config.engine.kind == "vllm" else _simulated_serve(config),
-        provenance="measured" if config.engine.kind == "vllm" else "simulated",
+        command=_simulated_serve(config) if config.engine.kind == "simulated" else VLLM_SERVE,
+        provenance=_PROVENANCE[config.engine.kind],
     )
 
 
@@ -204,3 +225,8 @@ def logprobs_path(study_dir: Path, fingerprint: str, run: str = "") -> Path:
     (another engine config of the same fingerprint), whose distance from it is the noise floor.
     """
     return study_dir / QUALITY_DIR / f"{fingerprint}{'-' if run else ''}{run}.npz"
+
+
+def answers_path(study_dir: Path, fingerprint: str, run: str = TASKS) -> Path:
+    """Where a launch leaves what lm-eval found of its fingerprint, or why it found nothing."""
+    return study_dir / QUALITY_DIR / f"{fingerprint}-{run}.json"

@@ -17,11 +17,13 @@ from sweep.engine.engine_args import EngineConfig
 from sweep.engine.failures import FailureCause, LaunchFailure
 from sweep.errors import ConfigError
 from sweep.launch import launch as launch_module
+from sweep.launch import quality as quality_module
 from sweep.launch import worker as worker_module
 from sweep.launch.launch import run_launch
 from sweep.launch.spec import CONTROL, EVENTS_FILE, QUALITY_DIR, REPEAT, LaunchSpec, make_spec
 from sweep.launch.worker import Events
 from sweep.measure.load import LoadResult
+from sweep.measure.telemetry import EngineReport
 from sweep.results.records import LaunchRecord, PointRecord, record_from_dict
 from sweep.study.proposals import load_ladder
 
@@ -33,6 +35,9 @@ class StubServer:
     served_model = "m"
     vllm_version = "9.9"
     startup_s: float | None = 12.0
+    first_request_ms: float | None = 80.0
+    pid = 4711
+    device_ids: tuple[str, ...] = ()
 
     def __init__(self, start_failure: LaunchFailure | None = None) -> None:
         self.death: LaunchFailure | None = None
@@ -44,8 +49,15 @@ class StubServer:
         if self._start_failure is not None:
             raise self._start_failure
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self) -> bool:
         self.resets += 1
+        return True
+
+    def foreign_owner(self) -> str | None:
+        return None
+
+    def reports_model(self) -> str:
+        return self.served_model
 
     def died(self) -> LaunchFailure | None:
         return self.death
@@ -70,8 +82,8 @@ class Course:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         monkeypatch.setattr(launch_module, "fetch_resolved", lambda url: None)
         monkeypatch.setattr(launch_module, "tokenize_corpus", lambda url, model: np.arange(60_000))
-        monkeypatch.setattr(launch_module, "bos_token_id", lambda url, model: 1)
-        monkeypatch.setattr(launch_module, "measure_logprobs", lambda *_: self.scoring())
+        monkeypatch.setattr(quality_module, "bos_token_id", lambda url, model: 1)
+        monkeypatch.setattr(quality_module, "measure_logprobs", lambda *_: self.scoring())
         monkeypatch.setattr(launch_module, "measure_load", self._measure)
 
     def _measure(
@@ -102,9 +114,9 @@ class Course:
 
 
 def result(raw: Path, failed: int = 0) -> LoadResult:
-    empty: Any = None
+    nothing = EngineReport({}, None, None, None, None)
     metrics: dict[str, float | None] = {"ttft_p99_ms": 10.0, "itl_p99_ms": None}
-    return LoadResult(metrics, {"ttft_p99_ms": (9.0, 12.0)}, 100, failed, 0, ("3 x HTTP 500",), empty, {}, 0.0, raw)
+    return LoadResult(metrics, {"ttft_p99_ms": (9.0, 12.0)}, 100, failed, 0, ("3 x HTTP 500",), nothing, {}, 0.0, raw)
 
 
 @pytest.fixture
@@ -125,7 +137,8 @@ def test_all_loads_in_order_each_after_a_cache_reset(course: Course) -> None:
     facts = next(e["facts"] for e in course.events if e["event"] == "facts")
     assert facts["vllm_version"] == "9.9" and facts["workload_checksum"]
     point = course.events[-1]["record"]
-    assert point["metrics"] == {"ttft_p99_ms": 10.0, "itl_p99_ms": None, "startup_s": 12.0}
+    assert point["metrics"] == {"ttft_p99_ms": 10.0, "itl_p99_ms": None, "startup_s": 12.0, "first_request_ms": 80.0}
+    assert point["proof"]["cache"]["state"] == "warmed" and point["proof"]["devices"] is None
     assert point["intervals"] == {"ttft_p99_ms": [9.0, 12.0]}
     assert point["raw"] == "launches/0001-x/c1-r0.parquet" and point["started_at"] <= point["finished_at"]
 
