@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sweep.config import HardwareConfig
@@ -31,6 +31,21 @@ _VALUES: Sequence[tuple[str, Callable[[_Context], float | None]]] = (
 
 
 @dataclass(frozen=True)
+class LaunchTimes:
+    """What the seconds of a launch are made of."""
+
+    start_and_stop_s: float = 0.0
+    requests: int = 0
+    max_load_s: float = 0.0
+
+    def load_s(self, output_tok_s: float | None, lengths: Lengths) -> float:
+        """Of one load, by the estimated throughput."""
+        if not output_tok_s:
+            return self.max_load_s
+        return min(self.max_load_s, self.requests * lengths.output_tokens / output_tok_s)
+
+
+@dataclass(frozen=True)
 class _Context:
     point: Estimate
     devices: int
@@ -50,10 +65,20 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A configuration that would start. seconds: of a launch. values: a row of signed objectives for each load."""
+
+    devices: int
+    seconds: float
+    values: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
 class Preview:
     """configs: engine configs looked at; of them would_not_start, too_close to call, unknown (reason -> how many).
 
     rows: spread over the front of `objectives` (those of the study that can be estimated), front_size points long.
+    candidates: name -> every configuration with all of the objectives, lower is better.
     """
 
     configs: int
@@ -63,9 +88,10 @@ class Preview:
     objectives: tuple[str, ...]
     front_size: int
     rows: tuple[Row, ...]
+    candidates: Mapping[str, Candidate] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(replace(self, candidates={}))
 
     def text(self) -> str:
         """For people."""
@@ -102,27 +128,34 @@ def preview(
     lengths: Lengths,
     loads: Sequence[Load],
     objectives: Sequence[str],
+    launch: LaunchTimes | None = None,
 ) -> Preview:
     """Estimate every engine config under every load. engines: name for people -> (config, devices)."""
+    times = launch or LaunchTimes()
     chosen = tuple(name for name in objectives if _value_of(name) is not None)
     chosen = chosen if len(chosen) > 1 else _DEFAULT_OBJECTIVES
     verdicts: Counter[bool | None] = Counter()
     unknown: Counter[str] = Counter()
     points: list[Row] = []
     values: list[list[float]] = []
+    candidates: dict[str, Candidate] = {}
     simplest_first = sorted(engines.items(), key=lambda item: len(item[1][0].args))  # of equals, the first is shown
     for name, (engine, devices) in simplest_first:
         found: Estimate | Unknown | None = None
+        seconds, before = times.start_and_stop_s, len(values)
         for load in loads:
             found = estimate(engine, hardware, lengths, load)
             if isinstance(found, Unknown) or found.fits is False:
                 break
+            seconds += times.load_s(found.output_throughput_tok_s, lengths)
             context = _Context(found, devices, hardware.price_usd_per_device_hour)
             row = [_signed(objective, context) for objective in chosen]
             if None not in row:
                 values.append([v for v in row if v is not None])
                 cost = cost_usd_per_mtok(context.price, devices, found.output_throughput_tok_s)
                 points.append(Row(name, load.label, cost, found.ttft_ms, found.tpot_ms, found.output_throughput_tok_s))
+        if len(values) > before:
+            candidates[name] = Candidate(devices, seconds, tuple(tuple(row) for row in values[before:]))
         if isinstance(found, Unknown):
             unknown[found.reason] += 1
         elif found is not None:
@@ -138,6 +171,7 @@ def preview(
         objectives=chosen,
         front_size=len(front),
         rows=tuple(points[i] for i in sorted(shown, key=order.__getitem__)),
+        candidates=candidates,
     )
 
 
@@ -150,6 +184,12 @@ def _front(values: Sequence[Sequence[float]]) -> list[int]:
         return []
     keep = moocore.is_nondominated(np.asarray(values, dtype=float))  # of equal rows, the first
     return sorted((i for i, kept in enumerate(keep) if kept), key=lambda i: tuple(values[i]))
+
+
+def estimated_objective(objective: str, point: Estimate, devices: int, price: float) -> float | None:
+    """The value of a metric at an estimated point, natural units; None if not estimated. price: USD per device-hour."""
+    value_of = _value_of(objective)
+    return None if value_of is None or point.tpot_ms is None else value_of(_Context(point, devices, price))
 
 
 def _value_of(objective: str) -> Callable[[_Context], float | None] | None:

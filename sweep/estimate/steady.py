@@ -31,7 +31,9 @@ class Estimate:
 
     fits: whether the engine would start; None when too close to call, and the times then hold if it does. Where it
     does not, times are None. ttft_ms is None where requests arrive faster than they can be served: the queue, and
-    with it the time, grows without bound.
+    with it the time, grows without bound. waiting_ms: the part of ttft_ms that is spent behind other requests.
+    decode_step_ms, mixed_step_ms: between two outputs of a request, where nobody's prompt is read beside it and where
+    one is; mixed_share: of the steps that are mixed. outputs_per_step: tokens, above 1 with accepted drafts.
     """
 
     ttft_ms: float | None
@@ -39,6 +41,11 @@ class Estimate:
     output_throughput_tok_s: float | None
     memory_gib: float
     fits: bool | None
+    waiting_ms: float = 0.0
+    decode_step_ms: float = 0.0
+    mixed_step_ms: float = 0.0
+    mixed_share: float = 0.0
+    outputs_per_step: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -126,19 +133,32 @@ def steady_state(
     if load.concurrency is not None:
         batch = min(max(1, math.ceil(load.concurrency / slots)), most)
         served = min(load.concurrency, slots * batch)
-        ttft_ms, tpot_ms, request_ms = slot.times(batch)
-        rate = served / request_ms
-        ttft: float | None = ttft_ms + (load.concurrency - served) / rate
+        life = slot.life(batch)
+        rate = served / life.request_ms
+        queued_ms = (load.concurrency - served) / rate
+        ttft: float | None = life.ttft_ms + queued_ms
     else:
         assert load.request_rate_rps is not None
         wanted = load.request_rate_rps / 1e3 / slots
         batch = slot.smallest_batch(wanted, most)
-        ttft_ms, tpot_ms, request_ms = slot.times(batch)
-        overloaded = batch / request_ms < wanted
-        rate = slots * min(wanted, batch / request_ms)
-        ttft = None if overloaded else ttft_ms
+        life = slot.life(batch)
+        overloaded = batch / life.request_ms < wanted
+        rate = slots * min(wanted, batch / life.request_ms)
+        queued_ms = 0.0
+        ttft = None if overloaded else life.ttft_ms
     kv_gib = memory.kv_gib(batch, mean_tokens)
-    return Estimate(ttft, tpot_ms, rate * lengths.output_tokens * 1e3, memory.fixed_gib + kv_gib, fits)
+    return Estimate(
+        ttft,
+        life.tpot_ms,
+        rate * lengths.output_tokens * 1e3,
+        memory.fixed_gib + kv_gib,
+        fits,
+        waiting_ms=life.waiting_ms + queued_ms,
+        decode_step_ms=life.decode_step_ms,
+        mixed_step_ms=life.mixed_step_ms,
+        mixed_share=life.mixed_share,
+        outputs_per_step=life.outputs_per_step,
+    )
 
 
 def room(memory: Memory, usable_gib: float, max_model_len: int) -> tuple[bool | None, float]:
@@ -153,6 +173,20 @@ def room(memory: Memory, usable_gib: float, max_model_len: int) -> tuple[bool | 
 
 
 @dataclass(frozen=True)
+class _Life:
+    """One request: times in ms, see Estimate. request_ms: from its first step to its last token."""
+
+    ttft_ms: float
+    tpot_ms: float
+    request_ms: float
+    waiting_ms: float
+    decode_step_ms: float
+    mixed_step_ms: float
+    mixed_share: float
+    outputs_per_step: float
+
+
+@dataclass(frozen=True)
 class _Slot:
     """The life of one request among `batch` equals."""
 
@@ -161,8 +195,7 @@ class _Slot:
     lengths: Lengths
     acceptance: float
 
-    def times(self, batch: int) -> tuple[float, float, float]:
-        """(TTFT, TPOT, whole request) in ms."""
+    def life(self, batch: int) -> _Life:
         limits, lengths, steps = self.limits, self.lengths, self.steps
         cached = lengths.shared_prefix_tokens if limits.prefix_caching else 0
         new = max(lengths.prompt_tokens - cached, 1)
@@ -183,18 +216,20 @@ class _Slot:
         mixed_share = min(others_steps / decode_steps, 1.0) if decode_steps else 0.0
         tpot_ms = (mixed_ms * mixed_share + decode_ms * (1.0 - mixed_share)) / per_step
         crowding = min(1.0 + math.log2(batch) / 8.0, 2.0)
-        ttft_ms = (mixed_ms * math.ceil(own_steps) + DISPATCH_MS_PER_LAYER * steps.layers) * crowding
+        own_ms = mixed_ms * math.ceil(own_steps) + DISPATCH_MS_PER_LAYER * steps.layers
+        ttft_ms = own_ms * crowding
         decode_all_ms = tpot_ms * (lengths.output_tokens - 1)
         # Where prefilling alone fills every step, requests leave no faster than prompts are read.
         request_ms = max(ttft_ms + decode_all_ms, mixed_ms * new * batch / chunk)
-        return request_ms - decode_all_ms, tpot_ms, request_ms
+        first_ms = request_ms - decode_all_ms
+        return _Life(first_ms, tpot_ms, request_ms, first_ms - own_ms, decode_ms, mixed_ms, mixed_share, per_step)
 
     def smallest_batch(self, rate_per_ms: float, most: int) -> int:
         """The fewest requests in flight that complete at this rate; `most` if even they do not."""
         low, high = 1, most
         while low < high:
             middle = (low + high) // 2
-            if middle / self.times(middle)[2] >= rate_per_ms:
+            if middle / self.life(middle).request_ms >= rate_per_ms:
                 high = middle
             else:
                 low = middle + 1

@@ -28,7 +28,9 @@ class Job(Protocol):
 
 
 class Executor(Protocol):
-    """Runs launches side by side on disjoint devices."""
+    """Runs launches side by side on disjoint devices. max_parallel: at most so many; None: as the devices allow."""
+
+    max_parallel: int | None
 
     def has_room(self, devices: int) -> bool:
         """Whether a launch of that many devices could start now. A job's devices come free when `running` is read."""

@@ -10,7 +10,11 @@ from sweep.errors import ConfigError
 
 
 class DevicePool:
-    """Leases device ids 0..n-1. A lease is a contiguous, aligned block where one is free (NVLink neighbours)."""
+    """Leases device ids 0..n-1. A lease is a contiguous, aligned block where one is free.
+
+    Neighbours share NVLink bridges and a CPU socket, whose devices are numbered together. Of several blocks, the one
+    whose surroundings are busiest is taken, so that wide blocks stay whole for wide launches.
+    """
 
     def __init__(self, devices: int) -> None:
         self.size = devices
@@ -25,10 +29,25 @@ class DevicePool:
         if count > len(self._free):
             return None
         blocks = [range(start, start + count) for start in range(0, self.size - count + 1, count)]
-        aligned = next((b for b in blocks if self._free.issuperset(b)), None)
-        ids = tuple(aligned) if aligned is not None else tuple(sorted(self._free)[:count])
+        whole = [block for block in blocks if self._free.issuperset(block)]
+        ids = tuple(sorted(whole, key=self._surroundings)[0]) if whole else self._closest(count)
         self._free.difference_update(ids)
         return ids
+
+    def _surroundings(self, block: range) -> tuple[int, ...]:
+        """How many devices are free in the aligned blocks of twice, four times, … the size around this one."""
+        found, width = [], 2 * len(block)
+        while width < 2 * self.size:
+            start = block.start // width * width
+            found.append(len(self._free.intersection(range(start, start + width))))
+            width *= 2
+        return tuple(found)
+
+    def _closest(self, count: int) -> tuple[int, ...]:
+        """The free devices that lie closest together."""
+        free = sorted(self._free)
+        runs = [tuple(free[i : i + count]) for i in range(len(free) - count + 1)]
+        return min(runs, key=lambda run: run[-1] - run[0])
 
     def release(self, ids: Sequence[int]) -> None:
         self._free.update(ids)

@@ -71,13 +71,13 @@ class LocalExecutor:
         check_devices(hardware)
         self._hardware = hardware
         self._pool = DevicePool(hardware.devices)
-        self._max_parallel = max_parallel
+        self.max_parallel = max_parallel
         self._jobs: list[LocalJob] = []
 
     def has_room(self, devices: int) -> bool:
         # Not asked whether they run: devices come free when the study notices, so that it learns before it launches.
         self._jobs = [job for job in self._jobs if not job.released]
-        slots_left = self._max_parallel is None or len(self._jobs) < self._max_parallel
+        slots_left = self.max_parallel is None or len(self._jobs) < self.max_parallel
         return slots_left and devices <= self._pool.free
 
     def submit(self, spec: LaunchSpec) -> LocalJob:

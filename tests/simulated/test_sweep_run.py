@@ -44,9 +44,10 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model=llama33_70b", "hardware=h100x8", "engine=simulated", "search_space=node", "workload=cpu_demo",
         "workload.num_requests=20", "workload.loads.concurrency=[2,6]", f"objectives.metrics=[{','.join(OBJECTIVES)}]",
         "sampler=grid", f"budget.trials={POINTS}", "budget.hours=null", "quality.num_prompts=4", "proof=shared_cores",
-        "proof.max_loop_lag_ms=1000", "validation.finalists=0", "engine.simulation.times=roofline",
+        "proof.max_loop_lag_ms=1000", "proof.max_undelivered_share=0.5", "validation.finalists=0",
+        "engine.simulation.times=roofline",
         "engine.simulation.time_scale=0.02", "engine.simulation.crash_share=0.5", "engine.simulation.seed=1",
-        "study=node", f"storage.dir={home / 'runs'}",
+        "executor.interference=ignore", "study=node", f"storage.dir={home / 'runs'}",
     ]  # fmt: skip
     environment = {**os.environ, "XDG_CACHE_HOME": str(home / "cache")}
     command = [sys.executable, "-m", "sweep", "run", "--config-dir", str(home / "conf"), *words]
