@@ -83,19 +83,23 @@ def hypervolume(
     """Hypervolume of the front against a stated reference point; None with neither points nor a reference.
 
     The default reference point is, for each objective, the worst value among all eligible points made 10 % of
-    its magnitude worse (1.1 x for a positive minimized metric, 0.9 x for a maximized one). It moves when
-    points are added: give the same reference_point to compare two studies or two moments. Points that are
+    its magnitude worse (1.1 x for a positive minimized metric, 0.9 x for a maximized one; for a worst value of 0, 10 %
+    of the values' range, or 0.1 where all are 0: an objective nobody differs in must not make every volume 0). It
+    moves when points are added: give the same reference_point to compare two studies or two moments. Points that are
     not better than the reference in every objective add nothing.
     """
     import moocore
+    import numpy as np
 
     candidates = eligible(points, objectives)
     signs = [get_metric(name).sign for name in objectives]
     if reference_point is None:
         if not candidates:
             return None
-        worst = minimized(candidates, objectives).max(axis=0)
-        reference = worst + 0.1 * abs(worst)
+        values = minimized(candidates, objectives)
+        worst, spread = values.max(axis=0), np.ptp(values, axis=0)
+        size = np.where(worst != 0, abs(worst), np.where(spread > 0, spread, 1.0))
+        reference = worst + 0.1 * size
         reference_point = {name: float(s * r) for name, s, r in zip(objectives, signs, reference, strict=True)}
     absent = [name for name in objectives if name not in reference_point]
     if absent:

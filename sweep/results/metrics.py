@@ -100,6 +100,13 @@ _OTHERS = [
         "price per device-hour x devices / output throughput at this load",
     ),
     Metric(
+        "cost_usd_per_mtok_total",
+        "USD/Mtok",
+        "minimize",
+        "Cost (USD per million tokens, prompt and output)",
+        "price per device-hour x devices / total throughput at this load",
+    ),
+    Metric(
         "quality_kl",
         "nats/token",
         "minimize",
@@ -114,7 +121,28 @@ _OTHERS = [
         "share of positions where the most likely token equals the reference's",
     ),
     Metric(
+        "quality_perplexity",
+        "perplexity",
+        "minimize",
+        "Perplexity",
+        "exp of the mean negative log-likelihood of the corpus text, over the positions that KL is measured on",
+    ),
+    Metric(
+        "quality_task_accuracy",
+        "fraction",
+        "maximize",
+        "Task accuracy",
+        "share of all items of quality.tasks answered right (lm-eval); one task's as quality_task_accuracy.<task>",
+    ),
+    Metric(
         "startup_s", "s", "minimize", "Start-up (s)", "from starting the server process to its first real completion"
+    ),
+    Metric(
+        "first_request_ms",
+        "ms",
+        "minimize",
+        "First request (ms)",
+        "the first completion of a launch, 2 tokens, before any warm-up: what the first user after a start waits",
     ),
     Metric(
         "requests_completed",
@@ -194,10 +222,12 @@ PER_CLASS = (
     "requests_completed",
     "requests_failed",
 )
+# Exists for each task too, as "quality_task_accuracy.<task>".
+PER_TASK = "quality_task_accuracy"
 
 
 class _Vocabulary(Mapping[str, Metric]):
-    """Metrics by name. Iteration gives those of whole workloads; those of one class are made when asked for."""
+    """Metrics by name. Iteration gives those of whole workloads; those of one class or task are made when asked for."""
 
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = {metric.name: metric for metric in metrics}
@@ -206,10 +236,11 @@ class _Vocabulary(Mapping[str, Metric]):
         whole, dot, class_name = name.partition(".")
         if not dot:
             return self._metrics[name]
-        if whole not in PER_CLASS or not class_name.isidentifier():
+        if whole not in (*PER_CLASS, PER_TASK) or not class_name.isidentifier():
             raise KeyError(name)
         metric = self._metrics[whole]
-        label, description = f"{metric.label}, {class_name}", f"{metric.description}; {class_name} requests only"
+        only = f"items of {class_name} only" if whole == PER_TASK else f"{class_name} requests only"
+        label, description = f"{metric.label}, {class_name}", f"{metric.description}; {only}"
         return replace(metric, name=name, label=label, description=description)
 
     def __iter__(self) -> Iterator[str]:

@@ -97,6 +97,11 @@ class QualityRecord:
     """Agreement of one numerics fingerprint with the reference. metrics as in PointRecord.
 
     noise_floor_kl: KL between two measurements of the reference itself (nats/token); smaller differences are ties.
+    intervals: metric -> 95 % (low, high) of its value. losses: metric -> {"loss", "low", "high"}, how much worse than
+    the reference (>= 0 is worse, whatever the metric's direction) with its 95 % interval, from the same text or items.
+    tasks: task -> {"items", "accuracy", "low", "high", "better", "worse", "mcnemar_p", "difference", "difference_low",
+    "difference_high"}; better and worse are flips against the reference. task_failure: why there are none.
+    identical: every log-probability equals the reference's: what was asked for had no effect.
     """
 
     kind: ClassVar[str] = "quality"
@@ -111,6 +116,11 @@ class QualityRecord:
     cause: str | None = None
     detail: str | None = None
     standard_errors: Mapping[str, float | None] = field(default_factory=dict)
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    losses: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    task_failure: str | None = None
+    identical: bool = False
 
 
 Record = PointRecord | LaunchRecord | QualityRecord

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from sweep.errors import StudyError
+from sweep.errors import ConfigError, StudyError
 
 STATUS_FILE = "status.json"
 
@@ -38,6 +39,14 @@ def duration_text(seconds: float) -> str:
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
+
+
+def seconds_of(text: str) -> float:
+    """The other way: "90s", "10m", "2h", "1.5h" or plain seconds. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(s|min|m|h)?\s*", text)
+    if match is None or not float(match[1]):
+        raise ConfigError(f"'{text}' is no time", "write 90s, 10m or 2h")
+    return float(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600}[match[2] or "s"]
 
 
 def process_started(pid: int) -> float | None:

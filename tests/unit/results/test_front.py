@@ -100,6 +100,14 @@ def test_hypervolume_is_the_area_of_a_hand_made_staircase():
     assert default.value == pytest.approx(1.0 * 32 + 0.2 * 82)
 
 
+def test_an_objective_that_is_zero_everywhere_does_not_swallow_the_volume():
+    names = ["cost_usd_per_mtok", "quality_kl"]
+    same = hypervolume([make(i, {"cost_usd_per_mtok": 1.0 + i, "quality_kl": 0.0}) for i in range(2)], names)
+    assert same is not None and same.value == pytest.approx(1.2 * 0.1)
+    fewer = hypervolume([make(0, {"slo_attainment": 0.0}), make(1, {"slo_attainment": 0.5})], ["slo_attainment"])
+    assert fewer is not None and fewer.reference_point == pytest.approx({"slo_attainment": -0.05})
+
+
 def test_no_points_have_no_hypervolume_without_a_reference():
     assert hypervolume([], ["ttft_p99_ms"]) is None
     stated = hypervolume([], ["ttft_p99_ms"], {"ttft_p99_ms": 100.0})
