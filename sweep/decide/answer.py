@@ -8,7 +8,10 @@ from typing import Any, ClassVar
 
 from sweep.decide.capacity import Capacity
 from sweep.decide.certainty import METHOD, NO_SPREAD, Demand
+from sweep.decide.fleet import Fleet
+from sweep.decide.rival import Rival
 from sweep.decide.sla import Bound, Sla
+from sweep.decide.verdict import Verdict
 from sweep.decide.wording import engine_text, load_text, plural, point_value_text, value_text
 from sweep.engine.engine_args import EngineConfig
 from sweep.results.metrics import Metric
@@ -19,35 +22,52 @@ from sweep.results.points import OperatingPoint
 class BoundReport:
     """One bound at the chosen point. relaxed: the best point without it, None if that gains nothing.
 
-    probability: that the true value keeps the bound as stated; None where no spread is known.
+    probability: that the true value keeps the bound as stated; None where no spread is known. evidence: what it rests
+    on, in words.
     """
 
     bound: Bound
     value: float
     relaxed: OperatingPoint | None
     probability: float | None
+    evidence: str
+
+    @property
+    def headroom(self) -> float:
+        """How far the measured value stays inside the bound, as a fraction of the bound."""
+        return abs(self.bound.value - self.value) / abs(self.bound.value) if self.bound.value else 0.0
 
 
 @dataclass(frozen=True, repr=False)
 class PickResult:
-    """The chosen point and the reasons. runner_up: the best feasible point of another engine config.
+    """The chosen point and the reasons. rival: the runner-up, the best feasible point of another engine config.
 
-    capacity: what the traffic asked about needs; None if none was.
+    clear_winner: whether the rival is hardly better in truth; None where no spread tells. all_bounds: a lower limit on
+    the probability that all bounds hold. capacity: what the traffic asked about needs; None if none was. verdicts: what
+    `sweep verify` found at this point, newest first, held against these bounds.
     """
 
     feasible: ClassVar[bool] = True
     target: Metric
     sla: Sla
     chosen: OperatingPoint
-    runner_up: OperatingPoint | None
+    rival: Rival | None
+    clear_winner: bool | None
     why: tuple[str, ...]
     bounds: tuple[BoundReport, ...]
+    all_bounds: float | None
     ties: tuple[OperatingPoint, ...]
     n_feasible: int
     n_measured: int
     shared: Mapping[str, Any]
     demand: Demand
     capacity: Capacity | None
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def runner_up(self) -> OperatingPoint | None:
+        """The best feasible point of another engine config."""
+        return None if self.rival is None else self.rival.point
 
     @property
     def command(self) -> str:
@@ -63,7 +83,8 @@ class PickResult:
             "sla": str(self.sla),
             **asdict(self.demand),
             "chosen": point_dict(self.chosen),
-            "runner_up": point_dict(self.runner_up) if self.runner_up else None,
+            "runner_up": {**point_dict(self.rival.point), **self.rival.to_dict()} if self.rival else None,
+            "clear_winner": self.clear_winner,
             "why": list(self.why),
             "bounds": [
                 {
@@ -72,16 +93,20 @@ class PickResult:
                     "bound": b.bound.value,
                     "value": b.value,
                     "probability": b.probability,
+                    "evidence": b.evidence,
+                    "headroom": b.headroom,
                     "binding": b.relaxed is not None,
                     "target_without_it": b.relaxed.metrics[self.target.name] if b.relaxed else None,
                     "point_without_it": b.relaxed.point_id if b.relaxed else None,
                 }
                 for b in self.bounds
             ],
+            "all_bounds_probability_at_least": self.all_bounds,
             "ties": [p.point_id for p in self.ties],
             "n_feasible": self.n_feasible,
             "n_measured": self.n_measured,
             "capacity": self.capacity.to_dict() if self.capacity else None,
+            "verifications": [v.to_dict() for v in self.verdicts],
             "command": self.command,
         }
 
@@ -92,13 +117,26 @@ class PickResult:
         if self.bounds:
             lines += ["", "What each bound costs"]
             lines += [f"  {_bound_text(b, self.target, self.chosen, self.shared)}" for b in self.bounds]
+        if self.all_bounds is not None and len(self.bounds) > 1:
+            lines.append(f"  all of them hold with probability {_chance(self.all_bounds)} or more")
         if any(b.probability is not None for b in self.bounds):
             lines.append(f"  (probabilities: {METHOD})")
+        lines += ["", "Verified", *(f"  {line}" for line in self._verified_lines())]
         if self.capacity is not None:
             lines += ["", "For the traffic", *(f"  {line}" for line in self.capacity.text_lines())]
-        if self.runner_up is not None:
-            lines += ["", *_point_lines("Runner-up", self.runner_up, self.target, self.sla, self.shared)]
+        if self.rival is not None:
+            lines += ["", *_point_lines("Runner-up", self.rival.point, self.target, self.sla, self.shared)]
+            lines += [f"  - {line}" for line in self.rival.text_lines(self.target)]
+            if self.clear_winner is False:
+                lines.append("  - no clear winner: repeat both before choosing by this difference")
         return "\n".join([*lines, "", "Run it", f"  {self.command}"])
+
+    def _verified_lines(self) -> list[str]:
+        if not self.verdicts:
+            return [
+                f"not yet: sweep verify STUDY --point {self.chosen.point_id} launches it fresh and checks each bound"
+            ]
+        return self.verdicts[0].text_lines()
 
     def __repr__(self) -> str:
         return self.text()
@@ -131,10 +169,12 @@ class Relaxation:
 
 @dataclass(frozen=True, repr=False)
 class Infeasible:
-    """No measured point meets the SLA. nearest: the point whose largest relative miss is smallest.
+    """No measured point meets the SLA. nearest: the point whose largest relative miss is smallest; others_near follow.
 
     unsure: points whose measured values meet it, but not with the headroom or confidence asked for. relaxations:
     the smallest of each bound alone, where one is enough. joint_relaxation: of all bounds the nearest point misses.
+    fleet: the fewest devices whose replicas would do together; None where replicas do not help. devices: how many there
+    are, if some points meet every bound and only devices are missing.
     """
 
     feasible: ClassVar[bool] = False
@@ -151,6 +191,9 @@ class Infeasible:
     n_without_spread: int
     relaxations: tuple[Relaxation, ...]
     joint_relaxation: tuple[Relaxation, ...]
+    others_near: tuple[OperatingPoint, ...] = ()
+    fleet: Fleet | None = None
+    devices: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
@@ -161,6 +204,7 @@ class Infeasible:
             "sla": str(self.sla),
             **asdict(self.demand),
             "nearest": point_dict(self.nearest),
+            "others_near": [point_dict(p) for p in self.others_near],
             "misses": [
                 {
                     "metric": m.bound.metric,
@@ -177,6 +221,8 @@ class Infeasible:
             "enough_to_drop": [str(b) for b in self.enough_to_drop],
             "relaxations": [_relaxation_dict(r) for r in self.relaxations],
             "joint_relaxation": [_relaxation_dict(r) for r in self.joint_relaxation],
+            "devices_available": self.devices,
+            "fleet": self.fleet.to_dict() if self.fleet else None,
             "meet_it_as_measured": [p.point_id for p in self.unsure],
             "n_without_spread": self.n_without_spread,
             "n_candidates": self.n_candidates,
@@ -186,7 +232,8 @@ class Infeasible:
     def text(self) -> str:
         """For a terminal, without colour."""
         asked = f"{self.sla} with {self.demand}" if str(self.demand) else str(self.sla)
-        lines = [f"Infeasible: of {plural(self.n_candidates, 'measured point')} none meets {asked}"]
+        on = f" on {plural(self.devices, 'device')}" if self.devices is not None else ""
+        lines = [f"Infeasible: of {plural(self.n_candidates, 'measured point')} none meets {asked}{on}"]
         if self.n_measured > self.n_candidates:
             lacking = plural(self.n_measured - self.n_candidates, "more point")
             lines.append(f"({lacking} took no part: a metric asked for was not measured there)")
@@ -204,9 +251,27 @@ class Infeasible:
             best = value_text(m.bound.metric, m.best)
             value = point_value_text(self.nearest, m.bound.metric)
             lines.append(f"  {m.bound}: {self._state_text(m)} ({value}; best of any point {best})")
+        if self.others_near:
+            lines += ["", "Next nearest"]
+            lines += [f"  {p.point_id}: {self._bounds_at(p)}" for p in self.others_near]
         if self.enough_to_drop:
             lines += ["", f"Dropping one of these is enough: {', '.join(map(str, self.enough_to_drop))}"]
-        return "\n".join([*lines, *self._relaxation_lines()])
+        return "\n".join([*lines, *self._relaxation_lines(), "", *self._fleet_lines()])
+
+    def _bounds_at(self, point: OperatingPoint) -> str:
+        """Each bound at this point, and the target."""
+        parts = [
+            f"{b.metric} {point_value_text(point, b.metric)}"
+            + (f" ({_percent(miss)} off)" if (miss := b.relative_miss(point.metrics[b.metric])) else "")
+            for b in self.sla.bounds
+        ]
+        return ", ".join([*parts, self._reached(point)])
+
+    def _fleet_lines(self) -> list[str]:
+        if self.fleet is None:
+            missed = ", ".join(str(m.bound) for m in self.misses if not m.kept)
+            return [f"More devices do not help: replicas leave {missed} as it is at each load that was measured."]
+        return [f"More devices: {self.fleet.text()} ({self._reached(self.fleet.point)})"]
 
     def _state_text(self, miss: Miss) -> str:
         if miss.kept:
@@ -267,8 +332,10 @@ def _point_lines(title: str, point: OperatingPoint, target: Metric, sla: Sla, sh
 
 def _bound_text(report: BoundReport, target: Metric, chosen: OperatingPoint, shared: Mapping[str, Any]) -> str:
     bound = report.bound
-    spare = abs(bound.value - report.value) / abs(bound.value) if bound.value else 0.0
-    here = f"{bound}: here {point_value_text(chosen, bound.metric)}, {_percent(spare)} to spare, {_sure_text(report)}"
+    here = (
+        f"{bound}: here {point_value_text(chosen, bound.metric)}, {_percent(report.headroom)} to spare, "
+        f"{_sure_text(report)}"
+    )
     if report.relaxed is None:
         return f"{here}; costs nothing, dropping it would change nothing"
     change = "lower" if target.direction == "minimize" else "raise"
@@ -281,10 +348,14 @@ def _bound_text(report: BoundReport, target: Metric, chosen: OperatingPoint, sha
 
 
 def _sure_text(bound: BoundReport | Miss) -> str:
-    p = bound.probability
-    if p is None:
+    if bound.probability is None:
         return NO_SPREAD
-    return f"holds with probability {'> 0.999' if p > 0.999 else '< 0.001' if p < 0.001 else f'{p:.3f}'}"
+    evidence = f" ({bound.evidence})" if isinstance(bound, BoundReport) else ""
+    return f"holds with probability {_chance(bound.probability)}{evidence}"
+
+
+def _chance(p: float) -> str:
+    return "> 0.999" if p > 0.999 else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _relaxation_dict(relaxation: Relaxation) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,13 @@ from sweep.decide.answer import Infeasible, PickResult
 from sweep.decide.capacity import Traffic, price_of
 from sweep.decide.certainty import Demand
 from sweep.decide.pick import pick
+from sweep.decide.quality import quality_table
+from sweep.decide.repricing import repriced
 from sweep.decide.sla import Sla, parse_sla
-from sweep.errors import StudyError, did_you_mean
-from sweep.results.front import Hypervolume, hypervolume
+from sweep.decide.verdict import Verdict, judge
+from sweep.decide.wording import plural
+from sweep.errors import SlaError, StudyError, did_you_mean
+from sweep.results.front import Hypervolume, eligible, hypervolume
 from sweep.results.metrics import METRICS, get_metric
 from sweep.results.points import (
     OperatingPoint,
@@ -26,11 +30,16 @@ from sweep.results.points import (
     points_frame,
     settings,
 )
+from sweep.results.quality import not_shown
 from sweep.results.records import LaunchRecord, Record, RecordStore
+from sweep.results.verifications import Verification, read_verifications
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
+
+    from sweep.decide.comparison import Comparison
+    from sweep.decide.explain import Explanation
 
 STUDY_FILE = "study.json"
 _LAUNCH = (
@@ -97,6 +106,7 @@ class Study:
 
         color: a metric, an engine argument such as "max_num_seqs", or "load".
         """
+        from sweep.decide.explain.membership import front_band
         from sweep.decide.plots import front_figure
 
         chosen = list(objectives or self.objectives)
@@ -110,6 +120,7 @@ class Study:
             chosen[1],
             color=color or "load",
             objectives=chosen[: max(2, wanted)],
+            band=front_band(eligible(self.operating_points, chosen[: max(2, wanted)]), chosen[0], chosen[1]),
         )
 
     def pick(
@@ -121,25 +132,83 @@ class Study:
         headroom: float = 0.0,
         confidence: float | None = None,
         traffic: Traffic | float | None = None,
+        devices: int | None = None,
+        price_usd_per_device_hour: float | None = None,
+        utilization: float | None = None,
+        allow_inferior: bool = False,
     ) -> PickResult | Infeasible:
         """The best measured point that meets the SLA; the target defaults to the study's first objective.
 
         headroom, confidence: of every bound, see decide.certainty.Demand. traffic: mean requests per second, or a
-        decide.capacity.Traffic, to size the deployment for.
+        decide.capacity.Traffic, to size the deployment for; devices: that there are for it. price and utilization:
+        other ones than measured, see decide.repricing. What `sweep verify` found of the pick comes with it.
+        allow_inferior: also points not shown to lose less quality than quality.non_inferiority. Raises SlaError where
+        that leaves none.
         """
         if minimize is None and maximize is None and self.objectives:
             first = get_metric(self.objectives[0])
             minimize, maximize = (first.name, None) if first.direction == "minimize" else (None, first.name)
         bounds = parse_sla(sla) if isinstance(sla, str) else sla or Sla()
-        return pick(
-            self.operating_points,
+        price = price_of(self.config)
+        barred = {} if allow_inferior else self.not_shown
+        result = pick(
+            repriced(_without(self.operating_points, barred), price, price_usd_per_device_hour, utilization),
             bounds,
             minimize=minimize,
             maximize=maximize,
             demand=Demand(headroom, confidence),
             traffic=Traffic(traffic) if isinstance(traffic, int | float) else traffic,
-            price_usd_per_device_hour=price_of(self.config),
+            price_usd_per_device_hour=price_usd_per_device_hour or price,
+            devices=devices,
         )
+        if not isinstance(result, PickResult):
+            return result
+        return replace(result, verdicts=self.verdicts(result), why=(*result.why, *_barred_text(barred)))
+
+    @cached_property
+    def not_shown(self) -> dict[str, str]:
+        """Numerics fingerprints not shown to be non-inferior within quality.non_inferiority, and why."""
+        measured = (p.fingerprint for p in self.operating_points if p.state == "measured")
+        return not_shown(measured, self.records, self._margins)
+
+    @property
+    def _margins(self) -> dict[str, float]:
+        return dict(self.config.get("quality", {}).get("non_inferiority") or {})
+
+    @property
+    def quality(self) -> pd.DataFrame:
+        """One row for each numerics fingerprint: see decide.quality.quality_table."""
+        return quality_table(self.records, self._margins)
+
+    @cached_property
+    def verifications(self) -> tuple[Verification, ...]:
+        """What `sweep verify` found of points of this study, in order."""
+        return tuple(read_verifications(self.path))
+
+    def verdicts(self, picked: PickResult) -> tuple[Verdict, ...]:
+        """The verifications of a pick, newest first, held against its bounds."""
+        chosen = picked.chosen
+        mine = [v for v in self.verifications if v.point_id == chosen.point_id]
+        return tuple(judge(v, picked.sla, chosen.metrics) for v in reversed(mine))
+
+    def explain(
+        self,
+        objectives: Sequence[str] | None = None,
+        *,
+        load: str | None = None,
+        technique: str | None = None,
+        point_id: str | None = None,
+    ) -> Explanation:
+        """What the study has learnt: the front's certainty, techniques, cliffs, knobs, overrides (decide.explain)."""
+        from sweep.decide.explain import explain
+
+        return explain(self, objectives, load=load, technique=technique, point_id=point_id)
+
+    def compare(self, other: Study, objectives: Sequence[str] | None = None) -> Comparison:
+        """Another study against this one, see decide.compare."""
+        from sweep.decide.compare import compare
+
+        return compare(self, other, objectives)
 
     def hypervolume(self, reference_point: Mapping[str, float] | None = None) -> Hypervolume | None:
         """Hypervolume of the study's front with the reference point used; None while nothing is measured."""
@@ -202,6 +271,22 @@ class Study:
         points = self.operating_points
         measured = sum(p.state == "measured" for p in points)
         return f"<Study {self.name}: {len(points)} operating points, {measured} measured>"
+
+
+def _without(points: Sequence[OperatingPoint], barred: Mapping[str, str]) -> list[OperatingPoint]:
+    """The points whose fingerprint is not barred. Raises SlaError if that takes every measured one."""
+    left = [p for p in points if p.fingerprint not in barred]
+    if barred and not any(p.state == "measured" for p in left):
+        raise SlaError(
+            f"no measured point is shown to be non-inferior: {'; '.join(barred.values())}",
+            "--allow-inferior picks all the same; more quality.num_prompts or task items narrow the intervals",
+        )
+    return left
+
+
+def _barred_text(barred: Mapping[str, str]) -> tuple[str, ...]:
+    formats = f"{plural(len(barred), 'format')} took no part, not shown to be non-inferior"
+    return (f"{formats}: {'; '.join(barred.values())}.",) if barred else ()
 
 
 def open_study(path: str | Path) -> Study:

@@ -8,6 +8,7 @@ Infeasible with the nearest point and by how much it misses. The rules:
   (easier to run and to explain), then the better target.
 * The cost of a bound is what dropping it alone would gain: best target without it against the chosen one.
 * A headroom and a confidence, where asked for, are part of meeting a bound: see certainty.Demand.
+* Where a number of devices is stated, a point takes part only if the traffic fits on them (fleet.py).
 * Infeasible: for each bound the smallest relaxation of it alone that lets some point through, and of all bounds
   together the one whose largest relaxation, as a fraction of its bound, is smallest: the nearest point's.
 """
@@ -20,7 +21,9 @@ from typing import Any
 
 from sweep.decide.answer import BoundReport, Infeasible, Miss, PickResult, Relaxation
 from sweep.decide.capacity import Traffic, capacity
-from sweep.decide.certainty import NO_SPREAD, Demand, probability
+from sweep.decide.certainty import NO_SPREAD, SOURCES, Demand, Judge
+from sweep.decide.fleet import devices_for, smallest_fleet
+from sweep.decide.rival import clear_winner, rival
 from sweep.decide.sla import Bound, Sla
 from sweep.decide.wording import engine_items, plural, point_value_text, shared_settings, value_text
 from sweep.errors import SlaError, StudyError
@@ -41,38 +44,47 @@ def pick(
     demand: Demand = _AS_MEASURED,
     traffic: Traffic | None = None,
     price_usd_per_device_hour: float | None = None,
+    devices: int | None = None,
 ) -> PickResult | Infeasible:
     """Choose among a study's operating points. Give exactly one target metric.
 
-    demand: headroom and confidence of every bound. traffic: size the chosen deployment for it, at that price.
-    Raises SlaError for no or two targets, a target optimized the wrong way, or metrics no point has;
-    StudyError when nothing was measured.
+    demand: headroom and confidence of every bound. traffic: size the chosen deployment for it, at that price. devices:
+    how many there are for it. Bounds relative to the reference are resolved first. Raises SlaError for no or two
+    targets, a target optimized the wrong way, or metrics no point has; StudyError when nothing was measured.
     """
     target = _target(minimize, maximize)
+    if devices is not None and devices < 1:
+        raise SlaError(f"devices={devices} is not positive", "say how many there are, or leave it out")
     measured = [p for p in points if p.state == "measured"]
     if not measured:
         raise StudyError(
             "no operating point of this study has been measured yet",
             "wait for the first ones, or read the failures with `sweep status`",
         )
+    sla = sla.resolved(points)
+    judge = Judge(points, demand)
     names = list(dict.fromkeys([target.name, *(b.metric for b in sla.bounds)]))
     candidates = eligible(points, names)
     if not candidates:
         raise _nothing_has_all(measured, names)
     shared = shared_settings(points)
-    feasible = _ordered([p for p in candidates if _meets(p, sla.bounds, demand)], target)
+    keeping = _ordered([p for p in candidates if judge.meets_all(p, sla.bounds)], target)
+    feasible = [p for p in keeping if _fits(p, traffic, devices)]
     if not feasible:
-        return _infeasible(candidates, target, sla, demand, len(measured), shared)
+        return _infeasible(candidates, keeping, target, sla, judge, len(measured), shared, traffic, devices)
     best = feasible[0].metrics[target.name]
     ties = [p for p in feasible if abs(p.metrics[target.name] - best) <= TIE_FRACTION * abs(best)]
     chosen = min(ties, key=lambda p: p.overrides)  # min keeps the first, and ties are ordered by target
+    second = rival(feasible, chosen, target, sla.bounds, judge, TIE_FRACTION)
     return PickResult(
         target=target,
         sla=sla,
         chosen=chosen,
-        runner_up=next((p for p in feasible if p.config_hash != chosen.config_hash), None),
-        why=_reasons(points, measured, candidates, feasible, chosen, target, sla, demand, shared),
-        bounds=tuple(_bound_report(b, points, sla, demand, target, chosen, best) for b in sla.bounds),
+        rival=second,
+        clear_winner=clear_winner(second),
+        why=_reasons(points, measured, candidates, feasible, chosen, target, sla, judge, shared),
+        bounds=tuple(_bound_report(b, points, sla, judge, target, chosen, best) for b in sla.bounds),
+        all_bounds=judge.all_at_least(chosen, sla.bounds),
         ties=tuple(p for p in ties if p is not chosen),
         n_feasible=len(feasible),
         n_measured=len(measured),
@@ -100,8 +112,11 @@ def _ordered(points: Sequence[OperatingPoint], target: Metric) -> list[Operating
     return sorted(points, key=lambda p: (target.sign * p.metrics[target.name], p.overrides, p.point_id))
 
 
-def _meets(point: OperatingPoint, bounds: Sequence[Bound], demand: Demand) -> bool:
-    return all(demand.meets(point, b) for b in bounds)
+def _fits(point: OperatingPoint, traffic: Traffic | None, devices: int | None) -> bool:
+    if devices is None:
+        return True
+    needed = devices_for(point, traffic)
+    return needed is not None and needed <= devices
 
 
 def _nothing_has_all(measured: Sequence[OperatingPoint], names: Sequence[str]) -> SlaError:
@@ -111,6 +126,7 @@ def _nothing_has_all(measured: Sequence[OperatingPoint], names: Sequence[str]) -
         "p99": "a p99 needs many requests: raise the workload's num_requests, or bound the p90 or p50",
         "goodput": "goodput needs the workload's slo_ttft_ms and slo_tpot_ms",
         "quality": "measure quality (see the failures of this study), or leave the quality bound out",
+        ".": "a metric of a request class exists where the workload has classes of that name",
         "energy": "energy is only measured where NVML reports power",
     }
     hints = [text for key, text in advice.items() if any(key in name for name, n in lacking.items() if n)]
@@ -123,55 +139,70 @@ def _nothing_has_all(measured: Sequence[OperatingPoint], names: Sequence[str]) -
 
 def _infeasible(
     candidates: Sequence[OperatingPoint],
+    keeping: Sequence[OperatingPoint],
     target: Metric,
     sla: Sla,
-    demand: Demand,
+    judge: Judge,
     n_measured: int,
     shared: Mapping[str, Any],
+    traffic: Traffic | None,
+    devices: int | None,
 ) -> Infeasible:
-    ordered = _ordered(candidates, target)
+    """keeping: candidates that meet every bound, and need more devices than there are."""
+    ordered, measured = _ordered(candidates, target), judge.as_measured()
     # Where the confidence cannot be had at all, the measured values still tell points apart.
-    nearest = min(ordered, key=lambda p: (_largest_miss(p, sla, demand), _largest_miss(p, sla, _AS_MEASURED)))
+    ranked = sorted(ordered, key=lambda p: (_largest_miss(p, sla, judge), _largest_miss(p, sla, measured)))
+    nearest = ranked[0]
     misses, droppable, relaxations = [], [], []
     for bound in sla.bounds:
         value, sign = nearest.metrics[bound.metric], get_metric(bound.metric).sign
         best = min((p.metrics[bound.metric] for p in candidates), key=lambda v: sign * v)
-        needed = demand.needed(nearest, bound)
+        needed = judge.needed(nearest, bound)
         miss = bound.relative_miss(value if needed is None else needed)
-        misses.append(Miss(bound, value, miss, best, demand.meets(nearest, bound), probability(nearest, bound)))
+        misses.append(Miss(bound, value, miss, best, judge.meets(nearest, bound), judge.probability(nearest, bound)))
         others = [b for b in sla.bounds if b is not bound]
-        rest = [p for p in ordered if _meets(p, others, demand)]
-        if rest:
+        rest = [p for p in ordered if judge.meets_all(p, others)]
+        if rest and not keeping:
             droppable.append(bound)
-        loosened = [relaxed for p in rest if (relaxed := _relaxation(p, bound, demand)) is not None]
-        if loosened:
+        loosened = [relaxed for p in rest if (relaxed := _relaxation(p, bound, judge)) is not None]
+        if loosened and not keeping:
             relaxations.append(min(loosened, key=lambda r: r.relative))
-    together = [_relaxation(nearest, b, demand) for b in sla.bounds if not demand.meets(nearest, b)]
+    together = [_relaxation(nearest, b, judge) for b in sla.bounds if not judge.meets(nearest, b)]
+    there = devices if devices is not None else devices_for(nearest, traffic) or nearest.devices
     return Infeasible(
         target=target,
         sla=sla,
         nearest=nearest,
+        others_near=_others_near(ranked),
         misses=tuple(misses),
         enough_to_drop=tuple(droppable),
         n_candidates=len(candidates),
         n_measured=n_measured,
         shared=shared,
-        demand=demand,
-        unsure=tuple(p for p in ordered if _meets(p, sla.bounds, _AS_MEASURED)),
-        n_without_spread=sum(any(demand.needed(p, b) is None for b in sla.bounds) for p in candidates),
+        demand=judge.demand,
+        unsure=() if keeping else tuple(p for p in ordered if measured.meets_all(p, sla.bounds)),
+        n_without_spread=sum(any(judge.needed(p, b) is None for b in sla.bounds) for p in candidates),
         relaxations=tuple(relaxations),
         joint_relaxation=tuple(r for r in together if r is not None) if None not in together else (),
+        fleet=smallest_fleet(ordered, sla.bounds, judge, target, traffic, there),
+        devices=devices if keeping else None,
     )
 
 
-def _largest_miss(point: OperatingPoint, sla: Sla, demand: Demand) -> float:
-    needed = [(b, demand.needed(point, b)) for b in sla.bounds]
-    return max(float("inf") if value is None else b.relative_miss(value) for b, value in needed)
+def _others_near(ranked: Sequence[OperatingPoint], count: int = 2) -> tuple[OperatingPoint, ...]:
+    """The next nearest points of other engine configs than those before them."""
+    first = {p.config_hash: p for p in reversed(ranked)}
+    return tuple(p for p in ranked if first[p.config_hash] is p)[1 : count + 1]
 
 
-def _relaxation(point: OperatingPoint, bound: Bound, demand: Demand) -> Relaxation | None:
+def _largest_miss(point: OperatingPoint, sla: Sla, judge: Judge) -> float:
+    needed = [(b, judge.needed(point, b)) for b in sla.bounds]
+    return max((float("inf") if value is None else b.relative_miss(value) for b, value in needed), default=0.0)
+
+
+def _relaxation(point: OperatingPoint, bound: Bound, judge: Judge) -> Relaxation | None:
     """The bound loosened until it lets this point through, rounded outwards to four digits."""
-    needed = demand.needed(point, bound)
+    needed = judge.needed(point, bound)
     if needed is None:
         return None
     exact = Decimal(repr(needed))
@@ -185,17 +216,24 @@ def _bound_report(
     bound: Bound,
     points: Sequence[OperatingPoint],
     sla: Sla,
-    demand: Demand,
+    judge: Judge,
     target: Metric,
     chosen: OperatingPoint,
     best: float,
 ) -> BoundReport:
     others = [b for b in sla.bounds if b is not bound]
     names = [target.name, *(b.metric for b in others)]
-    relaxed = _ordered([p for p in eligible(points, names) if _meets(p, others, demand)], target)[0]
+    relaxed = _ordered([p for p in eligible(points, names) if judge.meets_all(p, others)], target)[0]
     gains = target.sign * relaxed.metrics[target.name] < target.sign * best
     value = chosen.metrics[bound.metric]
-    return BoundReport(bound, value, relaxed if gains else None, probability(chosen, bound))
+    spread = judge.spread(chosen, bound.metric)
+    return BoundReport(
+        bound=bound,
+        value=value,
+        relaxed=relaxed if gains else None,
+        probability=judge.probability(chosen, bound),
+        evidence=NO_SPREAD if spread is None else SOURCES[spread.source],
+    )
 
 
 def _reasons(
@@ -206,10 +244,10 @@ def _reasons(
     chosen: OperatingPoint,
     target: Metric,
     sla: Sla,
-    demand: Demand,
+    judge: Judge,
     shared: Mapping[str, Any],
 ) -> tuple[str, ...]:
-    name = target.name
+    name, demand = target.name, judge.demand
     extreme = "lowest" if target.direction == "minimize" else "highest"
     met = f"{plural(len(feasible), 'point')} of {len(measured)} measured"
     met += " meet every bound" if sla.bounds else " could be chosen, no bounds given"
@@ -227,10 +265,15 @@ def _reasons(
     left_out = len(measured) - len(candidates)
     if left_out:
         reasons.append(f"{plural(left_out, 'measured point')} took no part: a metric asked for was not measured there.")
-    unsure = sum(_meets(p, sla.bounds, _AS_MEASURED) for p in candidates) - len(feasible)
+    measured_ones, kept = judge.as_measured(), sum(judge.meets_all(p, sla.bounds) for p in candidates)
+    if kept > len(feasible):
+        reasons.append(
+            f"{plural(kept - len(feasible), 'more point')} would meet them, but not on the devices there are."
+        )
+    unsure = sum(measured_ones.meets_all(p, sla.bounds) for p in candidates) - kept
     if unsure:
-        without = sum(any(demand.needed(p, b) is None for b in sla.bounds) for p in candidates)
-        once = f" ({without} points were {NO_SPREAD})" if without else ""
+        without = sum(any(judge.needed(p, b) is None for b in sla.bounds) for p in candidates)
+        once = f" (of {plural(without, 'point')} {NO_SPREAD})" if without else ""
         would = f"{plural(unsure, 'more point')} would meet the bounds as measured"
         reasons.append(f"{would}, but not with {demand}{once}.")
     reasons.append(_against_defaults(points, feasible, chosen, target))

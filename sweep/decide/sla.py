@@ -1,13 +1,22 @@
-"""Bounds a person states: "ttft_p99_ms<=500 itl_p99<=50ms quality_top1_agreement>=98%"."""
+"""Bounds a person states: "ttft_p99_ms<=500 itl_p99.interactive<=50ms quality_kl<=3ref".
+
+A bound is on a metric of the whole workload or, with a dot, of one of its request classes. A quality may be bounded
+relative to the reference engine: 3ref is three times what the reference itself has (for quality_kl that is the noise
+floor), 99%ref is 99 % of it.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from sweep.errors import SlaError, did_you_mean
-from sweep.results.metrics import METRICS, Metric
+from sweep.results.metrics import METRICS, PER_CLASS, Metric
+
+if TYPE_CHECKING:
+    from sweep.results.points import OperatingPoint
 
 Op = Literal["<=", ">=", "<", ">"]
 
@@ -19,6 +28,8 @@ _BOUND = re.compile(
 _SPELLINGS = {"≤": "<=", "≥": ">=", "=<": "<=", "=>": ">="}
 # The unit suffixes of metric names, longest first, so that a name without its unit can be understood.
 _SUFFIXES = ("_per_mtok", "_usd_per_mtok", "_j_per_token", "_per_token", "_tok_s", "_rps", "_ms", "_us", "_s")
+# A value in units of what the reference engine has.
+_OF_REFERENCE = {"ref": 1.0, "%ref": 0.01}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _SCALES: dict[str, dict[str, float]] = {
     "ms": {unit: seconds * 1e3 for unit, seconds in _SECONDS.items()},
@@ -31,11 +42,12 @@ _SCALES: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Bound:
-    """One bound: value is in the metric's own unit."""
+    """One bound: value is in the metric's own unit, or a multiple of the reference's value (of_reference)."""
 
     metric: str
     op: Op
     value: float
+    of_reference: bool = False
 
     def meets(self, value: float) -> bool:
         """Whether a measured value (the metric's unit) keeps the bound."""
@@ -53,7 +65,7 @@ class Bound:
         return abs(value - self.value) / scale if scale else 0.0
 
     def __str__(self) -> str:
-        return f"{self.metric}{self.op}{self.value:.15g}"
+        return f"{self.metric}{self.op}{self.value:.15g}{'ref' if self.of_reference else ''}"
 
 
 @dataclass(frozen=True)
@@ -65,12 +77,19 @@ class Sla:
     def __str__(self) -> str:
         return " ".join(map(str, self.bounds))
 
+    def resolved(self, points: Sequence[OperatingPoint]) -> Sla:
+        """The same with every multiple of the reference as a number: the value that vLLM's defaults have.
+
+        Raises SlaError where the study measured no such value of its reference.
+        """
+        return Sla(tuple(_resolved(b, points) if b.of_reference else b for b in self.bounds))
+
 
 def parse_sla(text: str) -> Sla:
     """Read bounds separated by spaces, commas or semicolons.
 
-    Operators <= >= < >. A value may carry a unit (us, ms, s for times; % for fractions), and a name may then
-    leave out its own: ttft_p99<=0.5s is ttft_p99_ms<=500. Raises SlaError for anything not understood,
+    Operators <= >= < >. A value may carry a unit (us, ms, s for times; % for fractions; ref for qualities), and a name
+    may then leave out its own: ttft_p99<=0.5s is ttft_p99_ms<=500. Raises SlaError for anything not understood,
     an unknown metric, a wrong unit, or a bound on the side that is already better.
     """
     bounds: dict[str, Bound] = {}
@@ -97,9 +116,17 @@ def parse_sla(text: str) -> Sla:
 
 def _bound(match: re.Match[str]) -> Bound:
     written, unit = match.group(0).strip(" ,;"), match["unit"]
-    metric = _metric(match["name"], written)
+    metric = find_metric(match["name"], written)
     value = float(match["number"])
-    if unit is not None and unit.lower() != metric.unit.lower():
+    of_reference = unit is not None and unit.lower() in _OF_REFERENCE
+    if of_reference:
+        if not metric.name.startswith("quality_"):
+            raise SlaError(
+                f"SLA bound '{written}': only a quality has a reference to be relative to",
+                f"bound {metric.name} in {metric.unit}",
+            )
+        value = float(f"{value * _OF_REFERENCE[str(unit).lower()]:.15g}")
+    elif unit is not None and unit.lower() != metric.unit.lower():
         scale = {k.lower(): v for k, v in _SCALES.get(metric.unit, {}).items()}.get(unit.lower())
         if scale is None:
             accepted = ", ".join(dict.fromkeys([metric.unit, *_SCALES.get(metric.unit, {})]))
@@ -112,7 +139,7 @@ def _bound(match: re.Match[str]) -> Bound:
             f"SLA bound '{written}' has no unit",
             f"write {match['name']}{match['op']}{number}{metric.unit} or {metric.name}{match['op']}{number}",
         )
-    if metric.unit == "fraction" and value > 1:
+    if metric.unit == "fraction" and value > 1 and not of_reference:
         raise SlaError(
             f"SLA bound '{written}': {metric.name} is a fraction between 0 and 1",
             f"write {metric.name}{match['op']}{match['number']}% if percent was meant",
@@ -127,11 +154,27 @@ def _bound(match: re.Match[str]) -> Bound:
             f"SLA bound '{written}' would forbid the better values: {metric.name} is better when {better}",
             f"write {metric.name}{good}{value:.15g}",
         )
-    return Bound(metric.name, cast(Op, op), value)
+    return Bound(metric.name, cast(Op, op), value, of_reference)
 
 
-def _metric(name: str, written: str) -> Metric:
-    """The metric of this name, with or without its unit suffix."""
+def _resolved(bound: Bound, points: Sequence[OperatingPoint]) -> Bound:
+    reference = [p for p in points if p.purpose in ("baseline", "reference") and bound.metric in p.metrics]
+    if not reference:
+        raise SlaError(
+            f"SLA bound '{bound}' is relative to the reference, whose {bound.metric} was not measured here",
+            f"give {bound.metric} as a number",
+        )
+    return Bound(bound.metric, bound.op, float(f"{bound.value * reference[0].metrics[bound.metric]:.6g}"))
+
+
+def find_metric(name: str, written: str) -> Metric:
+    """The metric of this name, with or without its unit suffix. Raises SlaError quoting what was written."""
+    whole, dot, request_class = name.partition(".")
+    if dot and name not in METRICS:
+        metric = find_metric(whole, written)
+        if metric.name not in PER_CLASS or not request_class.isidentifier():
+            raise SlaError(f"SLA bound '{written}': {metric.name} has no classes", f"write {metric.name}")
+        return METRICS[f"{metric.name}.{request_class}"]
     if name in METRICS:
         return METRICS[name]
     same = [m for m in METRICS.values() if name in _without_unit(m.name)]

@@ -49,3 +49,49 @@ def log_ticks(limits: tuple[float, float]) -> list[float]:
     first, last = math.floor(math.log10(limits[0])), math.ceil(math.log10(limits[1]))
     ticks = [m * 10.0**e for e in range(first, last + 1) for m in (1, 2, 5)]
     return [t for t in ticks if limits[0] <= t <= limits[1]]
+
+
+Corner = tuple[float, float, float]
+Box = tuple[Corner, Corner]
+
+
+def faces(values: Sequence[tuple[float, ...]], worst: tuple[float, ...]) -> list[Box]:
+    """The rectangles that bound what (n, 3) values dominate, up to the worst corner; lower is better everywhere.
+
+    Each is (lowest, highest corner), flat in one axis: the three-dimensional staircase. For every axis in turn the
+    values are swept from best to worst; each adds the rectangles it is the first to dominate at its own level.
+    """
+    inside = [v for v in values if all(a < w for a, w in zip(v, worst, strict=True))]
+    found: list[Box] = []
+    for axis in range(3):
+        u, v = (k for k in range(3) if k != axis)
+        steps: list[tuple[float, float]] = []  # the staircase of what has been swept: first rising, second falling
+        for value in sorted(inside, key=lambda w: (w[axis], w[u], w[v])):
+            for low, high in _newly_dominated(steps, (value[u], value[v]), (worst[u], worst[v])):
+                corners = []
+                for a, b in (low, high):
+                    corner = [0.0, 0.0, 0.0]
+                    corner[axis], corner[u], corner[v] = value[axis], a, b
+                    corners.append((corner[0], corner[1], corner[2]))
+                found.append((corners[0], corners[1]))
+    return found
+
+
+def _newly_dominated(
+    steps: list[tuple[float, float]], point: tuple[float, float], worst: tuple[float, float]
+) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    """The rectangles (low, high) that point adds to what steps dominate. Puts the point into steps."""
+    before = [s for s in steps if s[0] <= point[0]]
+    ceiling = before[-1][1] if before else worst[1]
+    if ceiling <= point[1]:
+        return []
+    added, left = [], point[0]
+    beaten = [s for s in steps if s[0] > point[0] and s[1] >= point[1]]
+    after = next((s for s in steps if s[0] > point[0] and s[1] < point[1]), None)
+    for s in beaten:
+        added.append(((left, point[1]), (s[0], ceiling)))
+        left, ceiling = s
+    added.append(((left, point[1]), (after[0] if after else worst[0], ceiling)))
+    kept = [s for s in steps if s not in beaten and not (s[0] == point[0] and s[1] >= point[1])]
+    steps[:] = sorted([*kept, point])
+    return [(low, high) for low, high in added if low[0] < high[0] and low[1] < high[1]]

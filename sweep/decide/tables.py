@@ -8,6 +8,7 @@ from typing import Any
 
 from sweep.decide.answer import point_dict
 from sweep.decide.opened import Study
+from sweep.decide.quality import quality_warnings
 from sweep.decide.wording import engine_text, plural, shared_settings
 from sweep.results.front import front, ineligible
 from sweep.results.metrics import get_metric
@@ -52,6 +53,7 @@ def front_text(study: Study, objectives: Sequence[str] | None = None) -> str:
     if without:
         lines.append(f"not on any front: {plural(len(without), 'measured point')}, for example {without[0][1]}")
     lines += [_failure_line(f.cause, f.points, f.recovered, f.detail) for f in _told(study)]
+    lines += [f"quality   {warning}" for warning in quality_warnings(study.meta, study.records)]
     lines += [*_validation_lines(study, names), *_changed_by_vllm(study), *_cross_check(study)]
     return "\n".join(lines)
 
@@ -182,6 +184,9 @@ def status_text(study: Study, status: Mapping[str, Any] | None) -> str:
     for name, best in status["best"].items():
         lines.append(f"  best      {name} {best['value']:.4g}: {best['config']} at {best['load']}")
     lines += ["  " + _failure_line(f.cause, f.points, f.recovered, f.detail) for f in _told(study)]
+    for v in study.verifications:
+        outcome = "passed" if v.passed else f"NOT passed{'' if v.cause is None else f': {v.cause}'}"
+        lines.append(f"  verified  {v.point_id}: {outcome}, {v.sla} ({v.verification_id})")
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweep.decide.certainty import NO_SPREAD, Demand, probability, spread
+from sweep.decide.certainty import NO_SPREAD, Demand, Judge
 from sweep.decide.pick import pick
 from sweep.decide.sla import Bound, Sla, parse_sla
 from sweep.errors import SlaError
@@ -39,35 +39,71 @@ def repeated(name: str, cost: float, ttfts: list[float], **changes: Any) -> Oper
 # ---------------------------------------------------------------- probability
 
 
-def test_probability_is_the_t_of_the_repeats():
-    point = repeated("p", 1.0, [480.0, 490.0, 500.0])  # mean 490, sd 10, standard error 10 / sqrt(3), 2 degrees
-    t = (500 - 490) / (10 / math.sqrt(3))
-    assert probability(point, Bound(TTFT, "<=", 500)) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)))
-    assert probability(point, Bound(TTFT, "<=", 490)) == pytest.approx(0.5)
-    assert probability(point, Bound(TTFT, "<=", 480)) == pytest.approx(0.5 - t / (2 * math.sqrt(2 + t * t)))
+def sure(point: OperatingPoint, metric: str, op: str, value: float) -> float | None:
+    """The probability as a study of this point alone knows it."""
+    return Judge([point]).probability(point, Bound(metric, op, value))
+
+
+def test_probability_is_the_t_of_the_repeats_on_the_scale_of_factors():
+    # Mean 490, sd 10. A study of one repeated point pools its own spread: 2 degrees of its own, 2 of the pool.
+    point = repeated("p", 1.0, [480.0, 490.0, 500.0])
+    t, degrees = math.log(500 / 490) * 490 / (10 / math.sqrt(3)), 4
+    expected = 0.5 + t * (6 + t * t / 4 * 4) / (2 * (degrees + t * t) ** 1.5)  # T of 4 degrees in closed form
+    assert sure(point, TTFT, "<=", 500) == pytest.approx(expected)
+    assert sure(point, TTFT, "<=", 490) == pytest.approx(0.5)
+    assert sure(point, TTFT, "<=", 490**2 / 500) == pytest.approx(1 - expected)
+    assert sure(point, TTFT, "<=", 0) == 0.0
+
+
+def test_a_point_measured_once_has_the_spread_of_the_others():
+    once, other = make("once", {TTFT: 400.0}), repeated("other", 1.0, [480.0, 490.0, 500.0])
+    judge = Judge([once, other])
+    assert judge.spread(once, TTFT).source == "study"
+    assert 0.5 < judge.probability(once, Bound(TTFT, "<=", 410)) < judge.probability(once, Bound(TTFT, "<=", 450)) < 1
+
+
+def test_requests_of_one_run_say_something_too():
+    point = make("p", {TTFT: 400.0}, run_se={TTFT: 20.0})
+    assert Judge([point]).spread(point, TTFT).source == "requests"
+    assert sure(point, TTFT, "<=", 420) == pytest.approx(NormalDist().cdf(math.log(1.05) * 20))
 
 
 def test_a_maximized_metric_counts_from_the_other_side():
     point = make("p", {"goodput_rps": 10.0}, n_repeats=2, sd={"goodput_rps": 1.0})
-    assert probability(point, Bound("goodput_rps", ">=", 8)) > 0.5 > probability(point, Bound("goodput_rps", ">=", 11))
+    assert sure(point, "goodput_rps", ">=", 8) > 0.5 > sure(point, "goodput_rps", ">=", 11)
 
 
 def test_quality_uses_its_own_standard_error():
     point = make("p", {KL: 0.01}, quality_se={KL: 0.002})
-    assert probability(point, Bound(KL, "<=", 0.012)) == pytest.approx(NormalDist().cdf(1))
+    assert sure(point, KL, "<=", 0.012) == pytest.approx(NormalDist().cdf(1))
 
 
 def test_no_spread_is_no_probability():
     once = make("p", {TTFT: 400.0, KL: 0.01})
-    assert probability(once, Bound(TTFT, "<=", 500)) is None
-    assert probability(once, Bound(KL, "<=", 0.02)) is None
+    assert sure(once, TTFT, "<=", 500) is None
+    assert sure(once, KL, "<=", 0.02) is None
     launched_once = make("p", {"startup_s": 30.0}, n_repeats=3, sd={"startup_s": 0.0})
-    assert spread(launched_once, "startup_s") is None, "three loads of one launch are one start"
+    assert Judge([launched_once]).spread(launched_once, "startup_s") is None, "three loads of one launch are one start"
 
 
 def test_repeats_that_agree_leave_no_doubt():
     point = make("p", {"requests_failed": 0.0}, n_repeats=3, sd={"requests_failed": 0.0})
-    assert probability(point, Bound("requests_failed", "<=", 0)) == 1.0
+    assert sure(point, "requests_failed", "<=", 0) == 1.0
+
+
+def test_all_bounds_together_assume_no_independence():
+    point = make("p", {TTFT: 400.0, KL: 0.01}, run_se={TTFT: 20.0}, quality_se={KL: 0.002})
+    judge, bounds = Judge([point]), [Bound(TTFT, "<=", 420), Bound(KL, "<=", 0.012)]
+    p, q = (judge.probability(point, b) for b in bounds)
+    assert judge.all_at_least(point, bounds) == pytest.approx(p + q - 1)
+
+
+def test_which_of_two_is_truly_better():
+    a, b = (make(n, {COST: v}, run_se={COST: 0.1}) for n, v in (("a", 1.0), ("b", 1.2)))
+    judge = Judge([a, b])
+    assert judge.better(a, b, COST) == pytest.approx(1 - judge.better(b, a, COST))
+    assert judge.better(a, b, COST) > 0.5
+    assert judge.better(a, make("c", {COST: 2.0}), COST) is None
 
 
 # ---------------------------------------------------------------- headroom and confidence
@@ -98,24 +134,21 @@ def test_headroom_asks_for_a_margin():
     ],
 )
 def test_headroom_of_a_tenth(bound, value, meets):
-    assert Demand(headroom=0.1).meets(make("p", {bound.metric: value}), bound) is meets
+    assert Judge((), Demand(headroom=0.1)).meets(make("p", {bound.metric: value}), bound) is meets
 
 
-def test_confidence_wants_repeats_that_show_it():
+def test_confidence_wants_evidence():
     points = [
-        make("once", {COST: 1.0, TTFT: 300.0}),
+        make("near", {COST: 1.0, TTFT: 470.0}),
         repeated("shaky", 2.0, [380.0, 480.0, 580.0]),
-        repeated("steady", 3.0, [455.0, 460.0, 465.0]),
+        make("far", {COST: 3.0, TTFT: 300.0}),
     ]
     sla = parse_sla("ttft_p99_ms<=500")
-    cheapest = pick(points, sla, minimize=COST)
-    assert cheapest.chosen.point_id == "once"
-    assert cheapest.bounds[0].probability is None
-    assert NO_SPREAD in cheapest.text()
+    assert pick(points, sla, minimize=COST).chosen.point_id == "near"
     sure = pick(points, sla, minimize=COST, demand=Demand(confidence=0.9))
-    assert sure.chosen.point_id == "steady"
-    assert sure.bounds[0].probability > 0.99
-    assert "2 more points would meet the bounds as measured" in " ".join(sure.why)
+    assert sure.chosen.point_id == "far", "measured once, and as uncertain as the study's repeats are"
+    assert sure.bounds[0].probability > 0.9 and sure.bounds[0].evidence == "from the spread of other points' repeats"
+    assert "2 more points would meet the bounds as measured, but not with confidence 0.9" in " ".join(sure.why)
 
 
 @given(
@@ -125,22 +158,23 @@ def test_confidence_wants_repeats_that_show_it():
 )
 def test_confidence_and_probability_agree(ttfts, limit, confidence):
     point, bound = repeated("p", 1.0, ttfts), Bound(TTFT, "<=", limit)
-    p = probability(point, bound)
+    judge = Judge([point], Demand(confidence=confidence))
+    p = judge.probability(point, bound)
     if abs(p - confidence) > 1e-6:
-        assert Demand(confidence=confidence).meets(point, bound) == (p > confidence)
+        assert judge.meets(point, bound) == (p > confidence)
 
 
 def test_no_point_sure_enough_says_how_many_could_not_be_judged():
-    points = [make("once", {COST: 1.0, TTFT: 300.0}), repeated("shaky", 2.0, [380.0, 480.0, 580.0])]
-    result = pick(points, parse_sla("ttft_p99_ms<=500"), minimize=COST, demand=Demand(confidence=0.9))
+    points = [make("once", {COST: 1.0, KL: 0.01}), make("shaky", {COST: 2.0, KL: 0.019}, quality_se={KL: 0.004})]
+    result = pick(points, parse_sla("quality_kl<=0.02"), minimize=COST, demand=Demand(confidence=0.9))
     assert not result.feasible
     assert [p.point_id for p in result.unsure] == ["once", "shaky"]
     assert result.nearest.point_id == "shaky"
     text = result.text()
-    assert "none meets ttft_p99_ms<=500 with confidence 0.9" in text
+    assert "none meets quality_kl<=0.02 with confidence 0.9" in text
     assert "2 points would as measured" in text
     assert f"1 point could not be judged: {NO_SPREAD}" in text
-    assert "holds with probability 0.6" in text
+    assert "holds with probability 0.599" in text
 
 
 def test_nothing_was_repeated_and_confidence_is_asked():

@@ -93,3 +93,47 @@ def test_relative_miss():
     assert Bound("goodput_rps", ">=", 4.0).relative_miss(3.0) == pytest.approx(0.25)
     assert Bound("preemptions", "<=", 0.0).relative_miss(7.0) == 1.0
     assert not Bound("ttft_p99_ms", "<", 500.0).meets(500.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("ttft_p99.interactive<=0.5s", Bound("ttft_p99_ms.interactive", "<=", 500.0)),
+        ("goodput_rps.batch>=2", Bound("goodput_rps.batch", ">=", 2.0)),
+        ("quality_kl<=3ref", Bound("quality_kl", "<=", 3.0, of_reference=True)),
+        ("quality_top1_agreement>=99.5%ref", Bound("quality_top1_agreement", ">=", 0.995, of_reference=True)),
+    ],
+)
+def test_classes_and_multiples_of_the_reference(text, bound):
+    sla = parse_sla(text)
+    assert sla.bounds == (bound,)
+    assert parse_sla(str(sla)) == sla
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("ttft_p99_ms<=2ref", "only a quality has a reference", "in ms"),
+        ("quality_kl.interactive<=0.1", "has no classes", "quality_kl"),
+        ("tftt_p99_ms.interactive<=1", "unknown metric 'tftt_p99_ms'", "ttft_p99_ms"),
+        ("ttft_p99_ms.9x<=1", "has no classes", "ttft_p99_ms"),
+    ],
+)
+def test_mistakes_with_classes_and_references(text, message, hint):
+    with pytest.raises(SlaError) as error:
+        parse_sla(text)
+    assert message in error.value.message and hint in error.value.hint
+
+
+def test_a_multiple_becomes_a_number_of_the_study():
+    from sweep.results.points import OperatingPoint
+
+    fields = {"config_hash": "a", "fingerprint": "f", "launch_id": "l", "engine": {"model": "m"}, "load": {},
+              "load_label": "c1", "params": None, "devices": 1, "provenance": "measured",
+              "state": "measured"}  # fmt: skip
+    trial = OperatingPoint(point_id="t", purpose="trial", metrics={"quality_kl": 0.5}, **fields)
+    defaults = OperatingPoint(point_id="b", purpose="baseline", metrics={"quality_kl": 0.0015}, **fields)
+    sla = parse_sla("quality_kl<=3ref ttft_p99_ms<=5")
+    assert str(sla.resolved([trial, defaults])) == "quality_kl<=0.0045 ttft_p99_ms<=5"
+    with pytest.raises(SlaError, match="relative to the reference, whose quality_kl was not measured"):
+        sla.resolved([trial])
