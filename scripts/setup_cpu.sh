@@ -32,7 +32,7 @@ find_python() { # prints the first interpreter that is new enough
 
 install_packages() {
   "$venv/bin/python" -m pip install --quiet --upgrade pip >"$log" 2>&1 || true # an old pip is slower, not wrong
-  if "$venv/bin/python" -m pip install --quiet --progress-bar off -e '.[cpu,dev,estimate]' >>"$log" 2>&1; then
+  if "$venv/bin/python" -m pip install --quiet --progress-bar off -e '.[cpu,dev,estimate,quality,dashboard]' >>"$log" 2>&1; then
     return
   fi
   tail -n 15 "$log" | cut -c 1-300 >&2

@@ -16,7 +16,10 @@ _sweep_completion() {
 complete -F _sweep_completion sweep
 """.strip()
 
-_COMMANDS = ("run", "plan", "status", "front", "pick", "deploy", "export", "report", "completion")
+_COMMANDS = (
+    "run", "plan", "status", "front", "quality", "explain", "compare", "pick", "deploy", "export", "report",
+    "completion",
+)  # fmt: skip
 _COMPOSED = ("run", "plan")
 
 

@@ -28,6 +28,8 @@ from sweep.engine.devices import detect_gpus
 from sweep.errors import ConfigError, did_you_mean
 from sweep.measure.trace_files import SHIPPED, trace_checksum, trace_path
 from sweep.measure.workload import WorkloadSpec
+from sweep.results.metrics import PER_TASK
+from sweep.results.quality import check_margins
 
 CONFIG_NAME = "config"
 _OWN_ARGUMENTS = {"host", "port", "model", "api_key", "uds", "ssl_keyfile"}
@@ -192,8 +194,28 @@ def _check(config: SweepConfig) -> None:
             )
     _check_workload(config)
     _check_engine(config)
+    _check_quality(config)
     if config.executor.kind != "local":
         raise ConfigError(f"executor.kind={config.executor.kind!r} is unknown", "known: local")
+    modes = ("auto", "ignore", "exclusive")
+    if config.executor.interference not in modes:
+        mode = config.executor.interference
+        raise ConfigError(f"executor.interference={mode!r} is unknown", did_you_mean(mode, modes))
+
+
+def _check_quality(config: SweepConfig) -> None:
+    quality = config.quality
+    check_margins(quality.non_inferiority)
+    named = [*quality.non_inferiority, *config.objectives.metrics]
+    asked = next((name for name in named if name.partition(".")[0] == PER_TASK), None)
+    if asked is not None and not quality.tasks:
+        raise ConfigError(f"{asked} is asked for but quality.tasks is empty", "set quality.tasks=[everyday]")
+    if quality.non_inferiority and not quality.enabled:
+        raise ConfigError("quality.non_inferiority needs quality.enabled", "choose quality=kl, or drop the margins")
+    if quality.tasks and config.engine.kind != "vllm":
+        raise ConfigError("quality.tasks ask a real model", f"leave quality.tasks=[] with engine={config.engine.kind}")
+    if quality.under_load_max_kl <= 0 or quality.task_timeout_s <= 0:
+        raise ConfigError("quality.under_load_max_kl and quality.task_timeout_s must be above 0", "give such numbers")
 
 
 def _check_workload(config: SweepConfig) -> None:
@@ -212,10 +234,12 @@ def _check_workload(config: SweepConfig) -> None:
 
 def _check_engine(config: SweepConfig) -> None:
     kind, simulation = config.engine.kind, config.engine.simulation
-    if kind not in ("vllm", "simulated"):
-        raise ConfigError(f"engine.kind={kind!r} is unknown", did_you_mean(kind, ["vllm", "simulated"]))
+    kinds = ("vllm", "simulated", "estimate")
+    if kind not in kinds:
+        raise ConfigError(f"engine.kind={kind!r} is unknown", did_you_mean(kind, kinds))
     if (simulation is None) != (kind == "vllm"):
-        raise ConfigError(f"engine.kind={kind} with engine.simulation={simulation}", "write engine=vllm or =simulated")
+        fix = "write engine=vllm, engine=simulated or engine=estimate"
+        raise ConfigError(f"engine.kind={kind} with engine.simulation={simulation}", fix)
     if simulation is None:
         return
     if simulation.times not in ("auto", "roofline"):

@@ -114,7 +114,12 @@ class TraceConfig:
 
 @dataclass
 class WorkloadConfig:
-    """What the clients ask. Frozen for a study: every configuration sees the same requests."""
+    """What the clients ask. Frozen for a study: every configuration sees the same requests.
+
+    cache: cold, warmed or steady, the state in which every load finds the prefix cache (measure/cache_state.py). text:
+    "corpus" (slices of real text) or "random" (its tokens in random order, to see what real text changes).
+    client_processes: of the load client; None is one, or more where one cannot deliver a load (measure/fleet.py).
+    """
 
     name: str = "???"
     prompt_tokens: LengthConfig = field(default_factory=LengthConfig)
@@ -131,6 +136,9 @@ class WorkloadConfig:
     slo_tpot_ms: float | None = None
     slo_e2e_ms: float | None = None
     ignore_eos: bool = True
+    cache: str = "warmed"
+    text: str = "corpus"
+    client_processes: int | None = None
     loads: LoadsConfig = field(default_factory=LoadsConfig)
     classes: dict[str, ClassConfig] = field(default_factory=dict)
     conversation: ConversationConfig = field(default_factory=ConversationConfig)
@@ -181,12 +189,13 @@ class ConstraintsConfig:
 
 @dataclass
 class SimulationConfig:
-    """The GPUs of engine.kind=simulated, which are not there.
+    """The GPUs of engine.kind=simulated and of engine.kind=estimate, which are not there.
 
     times: "auto" (measured kernels where they cover the config, else a roofline) or "roofline". time_scale: seconds of
     wall clock for each simulated second; what is recorded is wall clock. startup_s: of vLLM itself, before it loads
     weights. tpot_cv, ttft_cv: spread between launches. crash_share: of the regions (layout x numerics) that crash.
-    acceptance: accepted share of draft tokens.
+    acceptance: accepted share of draft tokens. interference: share by which steps slow down beside another launch
+    (estimate only). times and time_scale: simulated only; an estimate knows measured kernels and virtual time alone.
     """
 
     times: str = "auto"
@@ -196,12 +205,13 @@ class SimulationConfig:
     ttft_cv: float = 0.10
     crash_share: float = 0.0
     acceptance: float = 0.5
+    interference: float = 0.0
     seed: int = 0
 
 
 @dataclass
 class EngineSettings:
-    """How a deployment is launched. kind: "vllm" or "simulated", which alone has a simulation.
+    """How a deployment is launched. kind: "vllm", or "simulated" and "estimate", which have a simulation.
 
     python: the interpreter that holds vLLM (None: the one running sweep).
     """
@@ -217,11 +227,16 @@ class EngineSettings:
 
 @dataclass
 class ExecutorConfig:
-    """kind: local. max_parallel: launches at once (None: as many as the devices hold). retries: of transient causes."""
+    """kind: local. max_parallel: launches at once (None: as many as the devices hold). retries: of transient causes.
+
+    interference: whether launches may distort each other (study/interference.py): auto measures it once and runs them
+    one at a time if they do, ignore never asks, exclusive runs one at a time whatever they do.
+    """
 
     kind: str = "local"
     max_parallel: int | None = None
     retries: int = 1
+    interference: str = "auto"
 
 
 @dataclass
@@ -234,7 +249,7 @@ class StorageConfig:
 
 @dataclass
 class SamplerConfig:
-    """kind: tpe, random, nsga2, gp, qmc or grid. startup_trials: random trials before a model is trusted."""
+    """kind: sweep (our own), tpe, random, nsga2, gp, qmc or grid. startup_trials: random trials before a model is trusted."""
 
     kind: str = "tpe"
     seed: int = 0
@@ -252,7 +267,18 @@ class BudgetConfig:
 
 @dataclass
 class QualityConfig:
-    """Agreement with the reference engine, once per numerics fingerprint. reference_args: what makes it unquantized."""
+    """Agreement with the reference engine, once per numerics fingerprint.
+
+    num_prompts x prompt_tokens of text are scored, top_logprobs per position, `concurrency` requests at a time.
+    tasks: of lm-eval, asked of every fingerprint; task_dir: your own task files (None: the example that ships), where
+    lm-eval runs; task_limit: items of each; task_metric: what says an item is right (None: acc, exact_match, …);
+    python: the interpreter that holds lm-eval (None: the one running sweep).
+    non_inferiority: quality metric -> margin, the largest loss that is accepted, in the metric's unit: a configuration
+    whose 95 % interval does not exclude a larger loss is infeasible, and not picked.
+    under_load: answers of the baseline are compared with its own under the busiest closed loop; under_load_max_kl: the
+    tolerance, nats per token. verify_speculation: greedy completions of speculative configurations are checked against
+    the target model; one that is not lossless, or not checked, gets numerics of its own.
+    """
 
     enabled: bool = True
     num_prompts: int = 16
@@ -260,21 +286,62 @@ class QualityConfig:
     top_logprobs: int = 20
     concurrency: int = 8
     seed: int = 0
+    tasks: list[str] = field(default_factory=list)
+    task_dir: str | None = None
+    task_limit: int | None = None
+    task_metric: str | None = None
+    task_timeout_s: float = 3600.0
+    python: str | None = None
+    non_inferiority: dict[str, float] = field(default_factory=dict)
+    under_load: bool = False
+    under_load_max_kl: float = 0.005
+    verify_speculation: bool = True
 
 
 @dataclass
 class ProofConfig:
-    """Limits beyond which a point is quarantined: measured, visible, never on the front.
+    """Limits beyond which a point is quarantined: measured, visible, never on the front. See launch/proof.py.
 
     max_loop_lag_ms, max_loop_lag_share: the client is too slow to trust when the p99 of its event-loop delay exceeds
-    both the milliseconds and that share of the median TTFT. max_unexpected_hit_rate: prefix-cache hits above what
-    the workload itself shares. cross_check: also run vLLM's own bench once, at the baseline's busiest closed loop.
+    both the milliseconds and that share of the median TTFT. max_send_lateness_ms: the same for how late its requests
+    left. max_undelivered_share: of the load asked for. max_client_cpu_share: of a core, of the busiest client process.
+    max_drift: of a median latency from the first half of a stationary load to its second, beyond chance.
+    max_unexpected_hit_rate: prefix-cache hits above what the workload itself shares. max_foreign_tokens_share: output
+    tokens the engine counted and nobody of ours received. exclusive_devices: no process of others on our devices.
+    max_throttled_share: of the time a device's clocks were held down by heat or by its power supply (a power cap is
+    its normal life). max_drain_s: how long earlier requests may take to leave the engine before a load begins.
+    cross_check: also run vLLM's own bench once, at the baseline's busiest closed loop.
     """
 
     max_loop_lag_ms: float = 5.0
     max_loop_lag_share: float = 0.05
+    max_send_lateness_ms: float = 10.0
+    max_undelivered_share: float = 0.05
+    max_client_cpu_share: float = 0.9
+    max_drift: float = 0.25
     max_unexpected_hit_rate: float = 0.05
+    max_foreign_tokens_share: float = 0.02
+    exclusive_devices: bool = True
+    max_throttled_share: float = 0.1
+    max_drain_s: float = 60.0
     cross_check: bool = False
+
+
+@dataclass
+class CostConfig:
+    """How the deployment will be used and charged for, which no measurement knows. Formulas: measure/cost.py.
+
+    utilization: share of the measured load that is used at the peak. peak_to_mean: peak over mean traffic.
+    starts_per_day: of one replica. input_price_ratio, cached_input_price_ratio: prices of prompt tokens as shares of
+    an output token's; None prices output tokens alone. margin: on top of what the devices cost.
+    """
+
+    utilization: float = 1.0
+    peak_to_mean: float = 1.0
+    starts_per_day: float = 0.0
+    input_price_ratio: float | None = None
+    cached_input_price_ratio: float | None = None
+    margin: float = 0.0
 
 
 @dataclass
@@ -301,7 +368,10 @@ class RepeatsConfig:
 
 @dataclass
 class SweepConfig:
-    """Everything a sweep needs to know, resolved."""
+    """Everything a sweep needs to know, resolved.
+
+    warm_start: folders of earlier studies whose fronts are launched first and whose failures are asked last.
+    """
 
     study: str = "???"
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -317,8 +387,10 @@ class SweepConfig:
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     quality: QualityConfig = field(default_factory=QualityConfig)
     proof: ProofConfig = field(default_factory=ProofConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
     repeats: RepeatsConfig = field(default_factory=RepeatsConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
+    warm_start: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dicts, as written to study.json."""

@@ -109,7 +109,8 @@ class Session:
             sampler = make_sampler(self.config.sampler)
             self.study = create_study(optuna.storages.InMemoryStorage(), "s", metrics, sampler)
             labels = [load.label for load in load_ladder(self.config)]
-            mirror = OptunaMirror(self.study, self.space, labels, metrics, (), self.config.sampler.kind)
+            kind, margins = self.config.sampler.kind, list(self.config.quality.non_inferiority)
+            mirror = OptunaMirror(self.study, self.space, labels, metrics, (), kind, margins)
             self.loop = StudyLoop(self.config, self.space, self.folder, self.executor, mirror, self._changed)
             return self.loop.run()
 
@@ -255,7 +256,7 @@ def ended(spec: LaunchSpec, cause: FailureCause | None = None, *, duration_s: fl
 
 def good(spec: LaunchSpec, *, ticks: int = 1, duration_s: float = 60.0) -> Iterator[list[Event]]:
     """Everything works. ticks: how often the loop looks before it ends."""
-    yield [{"event": "phase", "phase": "starting"}]
+    yield [{"event": "phase", "phase": phase} for phase in ("starting", "preparing requests")]
     yield from itertools.repeat([], ticks - 1)
     yield [{"event": "facts", "facts": {"workload_checksum": "abc", "vllm_version": "0"}}]
     if spec.quality_runs:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sweep.config import BudgetConfig, HardwareConfig
+from sweep.executor.clock import WALL, Clock
 from sweep.study.ledger import Ledger
 
 
@@ -14,16 +14,19 @@ class Budget:
     """Spending counts everything recorded in the study, by earlier sessions too.
 
     hours: wall-clock during which launches were alive. usd: those hours x every device of the node x its price,
-    since a rented node is paid for whether or not all its devices work.
+    since a rented node is paid for whether or not all its devices work. clock: of the executor.
     """
 
     config: BudgetConfig
     hardware: HardwareConfig
     hours_before: float = 0.0
-    started: float = field(default_factory=time.monotonic)
+    clock: Clock = WALL
+
+    def __post_init__(self) -> None:
+        self.started = self.clock.monotonic()
 
     def hours_spent(self) -> float:
-        return self.hours_before + (time.monotonic() - self.started) / 3600.0
+        return self.hours_before + (self.clock.monotonic() - self.started) / 3600.0
 
     def usd_per_hour(self) -> float:
         return self.hardware.devices * self.hardware.price_usd_per_device_hour

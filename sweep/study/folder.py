@@ -23,6 +23,8 @@ STUDY_FILE = "study.json"
 LOCK_FILE = "lock"
 # What a measurement depends on. Budget, sampler, executor, constraints and objectives may change between runs.
 _FROZEN = ("model", "hardware", "workload", "space", "engine", "quality", "proof")
+# What within them judges or runs a measurement without changing it.
+_FREE = ("quality.non_inferiority", "quality.task_timeout_s", "quality.python")
 _MIN_FREE_BYTES = 2 * 2**30
 
 
@@ -140,11 +142,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_same(saved: Mapping[str, Any], config: SweepConfig, fingerprint: str) -> None:
-    old, new = saved["config"], config.to_dict()
+    # A field that an older sweep did not have was what its default still is.
+    old, new = _filled(saved["config"], SweepConfig().to_dict()), config.to_dict()
     differences = [
         f"{key}: {was!r} before, {now!r} now"
         for group in _FROZEN
         for key, was, now in _differences(group, old.get(group), new[group])
+        if not key.startswith(_FREE)
     ]
     if differences or saved["search_space_fingerprint"] != fingerprint:
         shown = "; ".join(differences[:3]) or "the search space"
@@ -153,6 +157,12 @@ def _check_same(saved: Mapping[str, Any], config: SweepConfig, fingerprint: str)
             f"study '{config.study}' was made for another configuration: {shown}{more}",
             "measurements of both would not be comparable: choose another study=…, or the old values",
         )
+
+
+def _filled(saved: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """saved, with the defaults of the keys it lacks, at every depth."""
+    both = {name: value for name, value in saved.items() if isinstance(value, dict) and defaults.get(name)}
+    return {**defaults, **saved, **{name: _filled(value, defaults[name]) for name, value in both.items()}}
 
 
 def _differences(key: str, was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:

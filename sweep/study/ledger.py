@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from sweep.results.points import OperatingPoint, operating_points
+from sweep.results.quality import judge
 from sweep.results.records import LaunchRecord, PointRecord, QualityRecord, Record
 from sweep.study.tell import Outcome
 
 
 class Ledger:
-    """An index over records, kept current by `add`. retries: how often a transient failure of a point is repeated."""
+    """An index over records, kept current by `add`. retries: how often a transient failure of a point is repeated.
+
+    margins: quality metric -> largest accepted loss (results.quality).
+    """
 
     def __init__(
-        self, records: Iterable[Record], objectives: Sequence[str], retries: int, quality_enabled: bool
+        self,
+        records: Iterable[Record],
+        objectives: Sequence[str],
+        retries: int,
+        quality_enabled: bool,
+        margins: Mapping[str, float] | None = None,
     ) -> None:
         self._objectives = tuple(objectives)
         self._retries = retries
         self._quality_enabled = quality_enabled
+        self._margins = margins or {}
         self.records: list[Record] = []
         self._points: dict[tuple[str, str], list[PointRecord]] = defaultdict(list)
         self._validated: set[tuple[str, str]] = set()
@@ -102,11 +112,17 @@ class Ledger:
             return Outcome(None, not records[-1].transient, {}, attributes)
         if point.state == "quarantined":
             return Outcome(None, False, {}, attributes)
+        if self._margins and self._quality_enabled and quality is None:
+            return None
+        misses = {j.metric: j.relative_miss for j in judge(quality, self._margins)}
+        if None in misses.values():  # it runs, but what must be shown of it never will be
+            return Outcome(None, True, point.metrics, attributes)
         values = [point.metrics.get(name) for name in self._objectives]
         if any(v is None for v in values):
             waits = self._quality_enabled and quality is None
             return None if waits else Outcome(None, False, point.metrics, attributes)
-        return Outcome(tuple(v for v in values if v is not None), False, point.metrics, attributes)
+        losses = {name: miss for name, miss in misses.items() if miss is not None}
+        return Outcome(tuple(v for v in values if v is not None), False, point.metrics, attributes, losses)
 
     def active_hours(self) -> float:
         """Wall-clock hours during which at least one launch was alive: the union of all launch intervals."""

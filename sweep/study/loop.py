@@ -23,8 +23,10 @@ from sweep.engine.engine_args import EngineConfig
 from sweep.engine.failures import FailureCause
 from sweep.errors import ConfigError
 from sweep.executor import Executor, Job
+from sweep.executor.clock import WALL, Clock
+from sweep.executor.packing import MAX_OVERTAKEN, NodeState, Waiting, choose
 from sweep.launch.spec import WORKER_LOG, devices_needed, make_spec
-from sweep.measure.workload import HELD_OUT_DRAW
+from sweep.measure.workload import HELD_OUT_DRAW, Load
 from sweep.results.points import settings
 from sweep.results.records import LaunchRecord, PointRecord, Record, RecordStore, record_from_dict
 from sweep.space.search_space import SearchSpace
@@ -37,8 +39,6 @@ from sweep.study.recover import lost_point, read_specs, recover_records, vanishe
 from sweep.study.tell import UNSETTLED, OptunaMirror
 
 POLL_S = 0.2
-# A launch that needs more devices than are free lets this many narrower ones pass; then devices are kept for it.
-MAX_OVERTAKEN = 3
 # How many launches may wait for devices while a narrower one is looked for: a sampler asked far ahead knows less.
 MAX_WAITING = 4
 # What a front needs to be worth reading; it is done after the budget has ended.
@@ -51,7 +51,7 @@ class Active:
 
     job: Job
     work: Work
-    started: float = field(default_factory=time.monotonic)
+    started: float
     phase: str = "starting"
     points: int = 0
     quality_failures: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Active:
 
 
 class StudyLoop:
-    """One session of a study. on_change(loop, message or None) is called after every event."""
+    """One session of a study. on_change(loop, message or None) is called after every event. clock: the executor's."""
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class StudyLoop:
         executor: Executor,
         mirror: OptunaMirror,
         on_change: Callable[[StudyLoop, str | None], None],
+        clock: Clock = WALL,
     ) -> None:
         self.config = config
         self.space = space
@@ -77,13 +78,18 @@ class StudyLoop:
         self.mirror = mirror
         self.store = RecordStore(folder)
         self.ledger = Ledger(
-            self.store.read(), config.objectives.metrics, config.executor.retries, config.quality.enabled
+            self.store.read(),
+            config.objectives.metrics,
+            config.executor.retries,
+            config.quality.enabled,
+            config.quality.non_inferiority,
         )
         known_ids = [spec.launch_id for spec in read_specs(folder)] + [r.launch_id for r in self.ledger.launches]
         self._launch_number = max((int(launch_id.partition("-")[0]) for launch_id in known_ids), default=0)
         self.proposals = Proposals(config, space, mirror, self.ledger, self._launch_number)
         self.ladder, self.reference = self.proposals.ladder, self.proposals.reference
-        self.budget = Budget(config.budget, config.hardware, self.ledger.active_hours())
+        self.clock = clock
+        self.budget = Budget(config.budget, config.hardware, self.ledger.active_hours(), clock)
         self.quality = QualityBook(
             config.quality.enabled,
             folder,
@@ -92,6 +98,7 @@ class StudyLoop:
             self.ledger,
             self.record,
             config.executor.retries,
+            tasks=bool(config.quality.tasks),
         )
         self.active: list[Active] = []
         self.queue: deque[Work] = deque()
@@ -120,11 +127,11 @@ class StudyLoop:
                 if self.stop_reason is not None and not self.active and (self._interrupted or not self.queue):
                     self._drop_queue()
                     return self.stop_reason
-                time.sleep(POLL_S)
+                self.clock.sleep(POLL_S)
         finally:
             self._cancel_all()
             while any(active.job.running for active in self.active):
-                time.sleep(POLL_S)
+                self.clock.sleep(POLL_S)
             for signum, handler in previous:
                 signal.signal(signum, handler)
 
@@ -150,7 +157,7 @@ class StudyLoop:
         mean_s = self.ledger.mean_launch_s()
         if mean_s is None:
             return None
-        running = [max(0.0, mean_s - (time.monotonic() - a.started)) for a in self.active if a.ended is None]
+        running = [max(0.0, mean_s - (self.clock.monotonic() - a.started)) for a in self.active if a.ended is None]
         points = self.budget.points_left(self.ledger, self.points_in_flight())
         bounds = [
             None if configs_left is None else configs_left + len(self.queue),
@@ -165,7 +172,9 @@ class StudyLoop:
 
     def describe(self, engine: Mapping[str, Any]) -> str:
         """How an engine config differs from the baseline, for people."""
-        return " ".join(engine_items(engine, settings(self.reference.to_dict()))) or "vLLM's defaults"
+        mine, baseline = settings(engine), settings(self.reference.to_dict())
+        same = {name: value for name, value in mine.items() if baseline.get(name) == value}
+        return " ".join(engine_items(engine, same)) or "vLLM's defaults"
 
     def _describe_point(self, record: PointRecord) -> str:
         held_out = " on held-out requests" if record.purpose == "validation" else ""
@@ -213,21 +222,31 @@ class StudyLoop:
         self.queue = deque(w for w in self.queue if w.purpose in AFTER_THE_BUDGET or (w.repeat and in_time))
 
     def _next_fitting(self) -> Work | None:
-        """The first queued launch that fits; narrower ones may overtake a wide one only so often."""
-        for index, work in enumerate(self.queue):
-            if self.executor.has_room(devices_needed(self.config, work.engine)):
-                del self.queue[index]
-                if index > 0:
-                    self.queue[0].overtaken += 1
-                return work
-            if index == 0 and work.overtaken >= MAX_OVERTAKEN:
-                return None
-        return None
+        """The queued launch that executor.packing chooses for what is free now."""
+        waiting = [Waiting(devices_needed(self.config, w.engine), w.engine.model, w.overtaken) for w in self.queue]
+        index = choose(waiting, self._node_state()) if waiting else None
+        if index is None:
+            return None
+        work = self.queue[index]
+        del self.queue[index]
+        for overtaken in list(self.queue)[:index]:
+            overtaken.overtaken += 1
+        return work
+
+    def _node_state(self) -> NodeState:
+        """What is free, and which checkpoints the running and the ended launches have brought."""
+        free = (n for n in range(self.config.hardware.devices, 0, -1) if self.executor.has_room(n))
+        obtained = {str(launch.engine["model"]) for launch in self.ledger.launches}
+        obtained |= {a.work.engine.model for a in self.active if a.phase != "starting"}
+        in_memory = {a.work.engine.model for a in self.active}
+        newest = {str(launch.engine["model"]) for launch in self.ledger.launches[-1:]}
+        local = {m for m in in_memory | {w.engine.model for w in self.queue} if Path(m).is_dir()}
+        return NodeState(next(free, 0), in_memory | newest, obtained | local, in_memory - obtained - local)
 
     def _find_work(self) -> bool:
         """Queue another launch if that makes sense now; False when there is nothing to do but wait or end."""
         if self.stop_reason is None:
-            blocked = bool(self.queue) and self.queue[0].overtaken >= MAX_OVERTAKEN
+            blocked = any(work.overtaken >= MAX_OVERTAKEN for work in self.queue)
             if blocked or len(self.queue) >= MAX_WAITING or not self.executor.has_room(1):
                 return False
             work = self._repeat() or (None if self._exhausted else self.proposals.trial())
@@ -252,7 +271,7 @@ class StudyLoop:
         if missing:
             return [Work(self.proposals.engine_of(fingerprint), None, "reference", ()) for fingerprint in missing]
         if self.stop_reason is None:
-            self.stop_reason = "every configuration of the space is settled"
+            self.stop_reason = self.proposals.ended or "every configuration of the space is settled"
         repeat = self._repeat() if self.budget.out_of_time(self.ledger) is None else None
         return [repeat] if repeat is not None else self.proposals.finalists()
 
@@ -274,7 +293,7 @@ class StudyLoop:
             repeat=HELD_OUT_DRAW if work.purpose == "validation" else work.repeat,
             quality_runs=self.quality.claim(work.engine.fingerprint, work.engine.hash),
         )
-        self.active.append(Active(self.executor.submit(spec), work))
+        self.active.append(Active(self.executor.submit(spec), work, self.clock.monotonic()))
         why = f"; {work.why}" if work.why else ""
         self._on_change(self, f"launch {spec.launch_id} ({work.purpose}): {self.describe(spec.engine)}{why}")
 
@@ -365,6 +384,12 @@ class StudyLoop:
                     self.mirror.add(work.params, label, outcome)
         self._untold = waiting
 
+    def _begun(self, config_hash: str) -> tuple[Load, ...]:
+        """The loads that launches of this configuration were given: our own search may want a part of the ladder."""
+        specs = [spec for spec in read_specs(self.folder) if spec.engine_config.hash == config_hash]
+        asked = {Load.from_dict(load).label for spec in specs for load in spec.loads}
+        return tuple(load for load in self.ladder if load.label in asked)
+
     def _recover(self) -> None:
         """Take in what earlier sessions left, rebuild Optuna's view of it, and queue what was begun and not settled."""
         for record in recover_records(self.folder, self.ledger):
@@ -376,10 +401,11 @@ class StudyLoop:
             self.proposals.visited.add(launch.config_hash)
             params = None if launch.params is None else dict(launch.params)
             work = Work(EngineConfig.from_dict(launch.engine), params, launch.purpose, (), attempt=launch.attempt)
-            left = tuple(load for load in self.ladder if not self.ledger.settled(launch.config_hash, load.label))
+            begun = self.ladder if self.config.sampler.kind != "sweep" else self._begun(launch.config_hash)
+            left = tuple(load for load in begun if not self.ledger.settled(launch.config_hash, load.label))
             untold = tuple(
                 load
-                for load in self.ladder
+                for load in begun
                 if load not in left and self.ledger.outcome(launch.config_hash, load.label) is None
             )
             if left:

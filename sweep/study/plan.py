@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,17 @@ from sweep.engine.arguments import check_arguments, known_arguments
 from sweep.engine.engine_args import EngineConfig
 from sweep.errors import ConfigError
 from sweep.estimate import Lengths, Unknown
-from sweep.estimate.preview import Preview, preview, unavailable
+from sweep.estimate.preview import LaunchTimes, Preview, preview, unavailable
+from sweep.launch.quality import task_spec
 from sweep.launch.spec import build_engine, devices_needed
+from sweep.measure.quality.tasks import check_tasks
 from sweep.measure.workload import WorkloadSpec
 from sweep.results.metrics import get_metric
 from sweep.results.points import settings
 from sweep.results.status import duration_text
 from sweep.space.params import Choice, Param
 from sweep.space.search_space import ENUMERATION_LIMIT, SearchSpace, SpaceSize
+from sweep.study.forecast import ERROR, forecast
 from sweep.study.proposals import load_ladder
 from sweep.study.samplers import make_sampler
 
@@ -34,7 +37,11 @@ _LOAD_S = 30.0
 _DRAWS = 300
 # Configurations that the preview estimates at most.
 _ESTIMATED = 2_000
-_NOT_CHECKED = {"vllm": "not checked: engine.python has no vLLM", "simulated": "not checked: no vLLM is launched"}
+_NOT_CHECKED = {
+    "vllm": "not checked: engine.python has no vLLM",
+    "simulated": "not checked: no vLLM is launched",
+    "estimate": "not checked: no vLLM is launched",
+}
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,7 @@ def make_plan(config: SweepConfig, space: SearchSpace, cache_dir: Path) -> Plan:
         baseline_devices=width,
         arguments_checked=known["version"] if known else None,
         problems=tuple(problems),
-        warnings=tuple(_warnings(config, params is not None)),
+        warnings=tuple(_warnings(config, space, params is not None)),
         launch_s=launch_s,
         launches_side_by_side=parallel,
         launches=launches,
@@ -158,9 +165,28 @@ def estimated_front(config: SweepConfig, space: SearchSpace) -> Preview | str:
     for params in members:
         if not space.violations(params):
             engine = build_engine(config, space.settings(params))
-            name = " ".join(engine_items(engine.to_dict(), default)) or "vLLM's defaults"
+            same = {k: v for k, v in settings(engine.to_dict()).items() if default.get(k) == v}
+            name = " ".join(engine_items(engine.to_dict(), same)) or "vLLM's defaults"
             engines[name] = engine, devices_needed(config, engine)
-    return preview(engines, config.hardware, lengths, load_ladder(config), config.objectives.metrics)
+    workload = config.workload
+    times = LaunchTimes(
+        _START_AND_STOP_S[config.hardware.device],
+        workload.num_requests + workload.warmup_requests,
+        workload.max_load_s,
+    )
+    return preview(engines, config.hardware, lengths, load_ladder(config), config.objectives.metrics, times)
+
+
+def forecast_text(found: Preview, devices: int) -> str:
+    """For people: what hours are expected to buy (study/forecast.py)."""
+    rows = forecast(found.candidates, devices)
+    lines = [
+        f"              {row.hours:g} h: about {row.launches:,} launches find {row.at_random:.0%} of the hypervolume at"
+        f" random, {row.estimate_first:.0%} along the estimate"
+        for row in rows
+    ]
+    what = f"              expected, if estimates err by {ERROR:.0%}, of {' and '.join(found.objectives)}:"
+    return "\n".join([what, *lines]) if rows else ""
 
 
 def _check(config: SweepConfig, space: SearchSpace, baseline: EngineConfig) -> None:
@@ -173,6 +199,8 @@ def _check(config: SweepConfig, space: SearchSpace, baseline: EngineConfig) -> N
     for text in config.constraints.bounds:
         parse_sla(text)
     make_sampler(config.sampler)
+    if config.quality.enabled:
+        check_tasks(task_spec(asdict(config.quality)))
     if config.sampler.kind == "grid":
         next(space.enumerate())  # refuses a continuous dimension
     needed = devices_needed(config, baseline)
@@ -200,13 +228,13 @@ def _argument_problems(config: SweepConfig, space: SearchSpace, known: Mapping[s
     """Every argument the sweep could pass, checked one value at a time against vLLM's own parser."""
     problems = check_arguments(build_engine(config, {}).args, known)
     for param in space.params:
-        for setting in param.settings if isinstance(param, Choice) else [{param.name: param.low}]:
+        for setting in _settings(param):
             args = {k: v for k, v in setting.items() if v is not None and not k.isupper() and k != "model"}
             problems += [f"{param.name}: {problem}" for problem in check_arguments(args, known)]
     return list(dict.fromkeys(problems))
 
 
-def _warnings(config: SweepConfig, baseline_in_space: bool) -> list[str]:
+def _warnings(config: SweepConfig, space: SearchSpace, baseline_in_space: bool) -> list[str]:
     warnings = []
     if not baseline_in_space:
         warnings.append("vLLM's defaults are no member of this space; they are measured as baseline all the same")
@@ -214,6 +242,8 @@ def _warnings(config: SweepConfig, baseline_in_space: bool) -> list[str]:
         warnings.append("hardware.price_usd_per_device_hour is 0: cost_usd_per_mtok cannot be computed")
     elif config.hardware.price_note:
         warnings.append(f"price per device-hour: {config.hardware.price_note}")
+    if config.engine.kind == "estimate" and config.quality.enabled:
+        warnings.append("engine=estimate knows nothing of quality: a table of typical losses stands in for it")
     if not config.quality.enabled and any(o.startswith("quality_") for o in config.objectives.metrics):
         warnings.append("quality is an objective but quality.enabled is false: no point can be on the front")
     if (
@@ -221,7 +251,17 @@ def _warnings(config: SweepConfig, baseline_in_space: bool) -> list[str]:
         and config.workload.num_requests < 100
     ):
         warnings.append(f"workload.num_requests={config.workload.num_requests} cannot support a p99: 100 at least")
+    knobs = {name for param in space.params for setting in _settings(param) for name in setting}
+    speculative = any(k.startswith("speculative_config") for k in {*knobs, *build_engine(config, {}).args})
+    if speculative and config.workload.text == "random":
+        warnings.append(
+            "workload.text=random with speculative decoding: random tokens make draft acceptance meaningless"
+        )
     return warnings
+
+
+def _settings(param: Param) -> Sequence[Mapping[str, Any]]:
+    return param.settings if isinstance(param, Choice) else [{param.name: param.low}]
 
 
 def _knob_line(param: Param) -> str:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from sweep.executor.clock import WALL
 from sweep.results.front import eligible
 from sweep.results.metrics import get_metric
 from sweep.results.points import OperatingPoint
@@ -48,19 +49,23 @@ class Progress:
         if self._live is not None:
             self._live.stop()
 
+    def warn(self, text: str) -> None:
+        """What a person should know before the first launch."""
+        self._console.print(Text(f"warning: {text}"), soft_wrap=True)
+
     def changed(self, loop: StudyLoop, message: str | None) -> None:
         """Called after every event; refreshes at most once a second unless there is something to say."""
         now = time.monotonic()
-        if message is None and now - self._last_refresh < _REFRESH_S:
-            return
-        self._last_refresh = now
-        status = self._status(loop)
-        write_json(self._path, status)
+        due = now - self._last_refresh >= _REFRESH_S
         if message is not None:
-            prefix = f"{datetime.now():%H:%M:%S} [{status['counts']['settled']}{_of(loop)} points, {_eta(status)}]"
-            self._console.print(Text(f"{prefix} {message}"), soft_wrap=True)
-        if self._live is not None:
-            self._live.update(_panel(status), refresh=True)
+            self._console.print(Text(f"{self._prefix(loop)} {message}"), soft_wrap=True)
+        # In virtual time hours of messages come in a second: a status for each would cost more than the study.
+        if due or (message is not None and loop.clock is WALL):
+            self._last_refresh = now
+            status = self._status(loop)
+            write_json(self._path, status)
+            if self._live is not None:
+                self._live.update(_panel(status), refresh=True)
 
     def finished(self, loop: StudyLoop, reason: str) -> None:
         """Write the last status: what ended the session."""
@@ -68,12 +73,20 @@ class Progress:
         state = "interrupted" if reason.startswith("interrupted") else "finished"
         write_json(self._path, {**status, "state": state, "jobs": [], "stop_reason": reason, "eta_s": None})
 
+    def _prefix(self, loop: StudyLoop) -> str:
+        """Time, points and the time that is left."""
+        when = f"{datetime.now():%H:%M:%S}" if loop.clock is WALL else f"{loop.budget.hours_spent():5.2f} h"
+        eta = _eta({"eta_s": loop.eta_s(self._configs_left(loop))})
+        return f"{when} [{loop.ledger.settled_points}{_of(loop)} points, {eta}]"
+
+    def _configs_left(self, loop: StudyLoop) -> int | None:
+        return None if self._space_size is None else max(0, self._space_size - loop.configs_tried())
+
     def _status(self, loop: StudyLoop) -> dict[str, Any]:
         if len(loop.ledger.records) != self._records_seen:
             self._points = loop.ledger.operating_points()
             self._records_seen = len(loop.ledger.records)
         states = Counter(p.state for p in self._points)
-        left = None if self._space_size is None else max(0, self._space_size - loop.configs_tried())
         return {
             "state": "running",
             "node": platform.node(),
@@ -95,13 +108,13 @@ class Progress:
                     "phase": a.phase,
                     "config": loop.describe(a.job.spec.engine),
                     "device_ids": list(a.job.spec.device_ids),
-                    "running_s": round(time.monotonic() - a.started, 1),
+                    "running_s": round(loop.clock.monotonic() - a.started, 1),
                 }
                 for a in loop.active
             ],
             "hours_spent": round(loop.budget.hours_spent(), 4),
             "usd_spent": round(loop.budget.hours_spent() * loop.budget.usd_per_hour(), 4),
-            "eta_s": loop.eta_s(left),
+            "eta_s": loop.eta_s(self._configs_left(loop)),
             "best": _best(loop, self._points),
             "controller_s": round(loop.controller_s, 3),
             "stop_reason": loop.stop_reason,

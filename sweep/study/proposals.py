@@ -7,7 +7,8 @@ suggestion that needs no launch (a rule forbids it, it is known already) is told
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -22,8 +23,10 @@ from sweep.results.metrics import get_metric
 from sweep.results.records import Purpose
 from sweep.space.search_space import Params, SearchSpace
 from sweep.study.ledger import Ledger
+from sweep.study.own_search import OwnSearch
 from sweep.study.repeats import Repeat, next_repeat
 from sweep.study.tell import UNSETTLED, OptunaMirror
+from sweep.study.warm import Hint
 
 # How often a sampler may repeat itself or break a rule before an unvisited configuration is drawn instead.
 MAX_FRUITLESS_ASKS = 20
@@ -66,8 +69,17 @@ class Proposals:
         self.visited: set[str] = set()
         self._rng = np.random.default_rng([config.sampler.seed, session])
         self._grid = _in_blocks(space.enumerate(), self._rng) if config.sampler.kind == "grid" else None
+        self._own = OwnSearch(config, space, self.ladder, ledger) if config.sampler.kind == "sweep" else None
+        self._first: deque[Hint] = deque()
+        self._doubted: dict[str, str] = {}
         self._repeated: set[tuple[str, str, int]] = set()
         self._validating: set[str] = set()
+
+    def begin_with(self, hints: Sequence[Hint]) -> None:
+        """What earlier studies suggest: their fronts before anything else, what failed there after everything else."""
+        self._first = deque(hint for hint in hints if hint.weight == 1.0)
+        failed = [hint for hint in hints if hint.cause is not None]
+        self._doubted = {build_engine(self.config, self.space.settings(h.params)).hash: h.why for h in failed}
 
     def baseline(self) -> Work | None:
         """vLLM's defaults, unless they were proposed before."""
@@ -78,13 +90,21 @@ class Proposals:
 
     def trial(self) -> Work | None:
         """The next configuration worth a launch, or None when none is left."""
+        while self._first:
+            hint = self._first.popleft()
+            if (work := self._unvisited(hint.params)) is not None:
+                work.why = hint.why
+                return work
+        if self._own is not None:
+            return self._searched(self._own)
         if self._grid is not None:
             return next((w for p in self._grid if (w := self._unvisited(p)) is not None), None)
         for _ in range(MAX_FRUITLESS_ASKS):
             trial, params, load_label = self.mirror.ask()
             reasons = self._reasons_against(params)
-            if reasons:
-                self.mirror.reject(trial, reasons)
+            doubt = self._doubted.get(build_engine(self.config, self.space.settings(params)).hash)
+            if reasons or doubt is not None:
+                self.mirror.reject(trial, reasons or [doubt or ""])
                 continue
             work = self._unvisited(params)
             if work is not None:
@@ -94,10 +114,29 @@ class Proposals:
             known = self.ledger.outcome(config_hash, load_label)
             self.mirror.tell(trial, known or UNSETTLED)
         for _ in range(MAX_DRAWS):
-            work = self._unvisited(self.space.sample(self._rng))
-            if work is not None:
-                return work
+            params = self.space.sample(self._rng)
+            if build_engine(self.config, self.space.settings(params)).hash not in self._doubted:
+                work = self._unvisited(params)
+                if work is not None:
+                    return work
+        if self._doubted:
+            self._doubted = {}
+            return self.trial()
         return None
+
+    @property
+    def ended(self) -> str | None:
+        """Why the search itself proposes nothing more, or None."""
+        return None if self._own is None else self._own.ended
+
+    def _searched(self, own: OwnSearch) -> Work | None:
+        """What our own search suggests: perhaps further loads of a configuration that was launched before."""
+        suggestion = own.next()
+        if suggestion is None:
+            return None
+        engine = build_engine(self.config, self.space.settings(suggestion.params))
+        why = f"{suggestion.stage}: {suggestion.why}"
+        return self._visit(Work(engine, suggestion.params, "trial", suggestion.loads, why=why))
 
     def repeat(self, running_s: float) -> Work | None:
         """Another measurement where it would settle most; None while their share of the time is spent.

@@ -1,7 +1,8 @@
 """Quality once per numerics fingerprint: who measures it, what it is compared with, and when it is given up.
 
-Launches only measure: each leaves the log-probabilities of its fingerprint in the study's quality/ folder. The
-comparison with the reference happens here as soon as both exist, in whatever order they come.
+Launches only measure: each leaves the log-probabilities of its fingerprint, and what lm-eval found of it, in the
+study's quality/ folder. The comparison with the reference (study.comparison) happens as soon as both exist, in whatever
+order they come.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sweep.launch.spec import CONTROL, QUALITY_DIR, REPEAT, logprobs_path
-from sweep.measure.quality import QualityResult, compare, load_logprobs, noise_floor
+from sweep.launch.spec import CONTROL, QUALITY_DIR, REPEAT, TASKS, answers_path, logprobs_path
+from sweep.measure.quality import compare, load_logprobs, noise_floor
+from sweep.measure.quality.tasks import load_answers
 from sweep.results.records import QualityRecord, Record
+from sweep.study.comparison import quality_record, same_but_for_its_time
 from sweep.study.ledger import Ledger
 
 
 class QualityBook:
     """reference: the fingerprint all others are compared with; reference_hash: the engine config that has it first.
 
-    record: makes a QualityRecord durable. retries: of a measurement that failed.
+    record: makes a QualityRecord durable. retries: of a measurement that failed. tasks: whether lm-eval is asked too.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class QualityBook:
         ledger: Ledger,
         record: Callable[[Record], None],
         retries: int,
+        tasks: bool = False,
     ) -> None:
         self.enabled = enabled
         self.reference = reference
@@ -39,10 +43,12 @@ class QualityBook:
         self._ledger = ledger
         self._record = record
         self._retries = retries
+        self._tasks = tasks
         self._claimed: set[str] = set()
         self._control_claimed = False
         self._reference_hash = reference_hash
         self._failures: Counter[str] = Counter()
+        self._compared: dict[str, tuple[float | None, bool, bool]] = {}
 
     def claim(self, fingerprint: str, config_hash: str) -> tuple[str, ...]:
         """The quality runs that the launch about to start shall make: those nobody has made or is about to make."""
@@ -53,7 +59,9 @@ class QualityBook:
         if fingerprint not in self._claimed and self._missing(fingerprint):
             self._claimed.add(fingerprint)
             self._reference_hash = config_hash if is_reference else self._reference_hash
-            return ("", REPEAT) if is_reference else ("",)
+            # The tasks first: whoever finds the log-probabilities may take what there is for all there will be.
+            tasks = (TASKS,) if self._tasks and load_answers(answers_path(self._folder, fingerprint)) is None else ()
+            return (*tasks, "", REPEAT) if is_reference else (*tasks, "")
         wants_control = is_reference and config_hash != self._reference_hash and not self._control_claimed
         if wants_control and not logprobs_path(self._folder, fingerprint, CONTROL).exists():
             self._control_claimed = True
@@ -95,14 +103,21 @@ class QualityBook:
         runs = [load_logprobs(logprobs_path(self._folder, self.reference, run)) for run in (REPEAT, CONTROL)]
         equals = [run for run in runs if run is not None]
         floor = noise_floor(reference, equals) if equals else None
+        reference_answers = load_answers(answers_path(self._folder, self.reference))
         for path in sorted((self._folder / QUALITY_DIR).glob("*.npz")):
-            known = self._ledger.quality(path.stem)
-            settled = known is not None and known.state == "measured" and known.noise_floor_kl == floor
-            if settled or path.stem.endswith((f"-{REPEAT}", f"-{CONTROL}")):
+            answers = load_answers(answers_path(self._folder, path.stem))
+            state = (floor, answers is None, reference_answers is None)
+            if path.stem.endswith((f"-{REPEAT}", f"-{CONTROL}")) or self._compared.get(path.stem) == state:
                 continue
             candidate = load_logprobs(path)
             if candidate is not None:
-                self._record(_record(path.stem, self.reference, compare(reference, candidate), floor))
+                self._compared[path.stem] = state
+                record = quality_record(
+                    path.stem, self.reference, compare(reference, candidate), floor, answers, reference_answers
+                )
+                known = self._ledger.quality(path.stem)
+                if known is None or not same_but_for_its_time(known, record):
+                    self._record(record)
 
     def _missing(self, fingerprint: str) -> bool:
         """Neither measured nor given up. What is compared with the reference needs more of it than its record."""
@@ -135,23 +150,6 @@ class QualityBook:
                 detail=detail,
             )
         )
-
-
-def _record(fingerprint: str, reference: str, result: QualityResult, floor: float | None) -> QualityRecord:
-    return QualityRecord(
-        fingerprint=fingerprint,
-        reference_fingerprint=reference,
-        state="measured",
-        metrics={"quality_kl": result.quality_kl, "quality_top1_agreement": result.quality_top1_agreement},
-        noise_floor_kl=floor,
-        positions=result.positions,
-        launch_id=None,
-        finished_at=_now(),
-        standard_errors={
-            "quality_kl": result.quality_kl_se,
-            "quality_top1_agreement": result.quality_top1_agreement_se,
-        },
-    )
 
 
 def _now() -> str:

@@ -33,7 +33,7 @@ def _qmc(config: SamplerConfig) -> BaseSampler:
 
 
 # Grid has no Optuna sampler here: Optuna's own calls study.stop(), which raises in ask/tell. The loop walks the
-# space in declared order itself, and random stands in for the sampler that is then never asked.
+# space itself, as our own search (sweep) does; random stands in for the sampler that is then never asked.
 SAMPLERS: dict[str, Callable[[SamplerConfig], BaseSampler]] = {
     "tpe": _tpe,
     "random": lambda c: optuna.samplers.RandomSampler(seed=c.seed),
@@ -41,6 +41,7 @@ SAMPLERS: dict[str, Callable[[SamplerConfig], BaseSampler]] = {
     "gp": _gp,
     "qmc": _qmc,
     "grid": lambda c: optuna.samplers.RandomSampler(seed=c.seed),
+    "sweep": lambda c: optuna.samplers.RandomSampler(seed=c.seed),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -24,6 +24,7 @@ from sweep.space.search_space import Params, SearchSpace
 
 LOAD = "load"
 _RUNS = "runs"
+_LOSS = "loss of "
 # These models are fitted on complete trials only, so an infeasible trial needs (neutral) values to be seen at all.
 _COMPLETE_ONLY = {"nsga2", "gp"}
 
@@ -32,13 +33,15 @@ _COMPLETE_ONLY = {"nsga2", "gp"}
 class Outcome:
     """What is known of an operating point. values: one per objective, in natural units, or None when it has none.
 
-    infeasible: it deterministically does not run. Neither values nor infeasible: nothing was learnt.
+    infeasible: it deterministically does not run. Neither values nor infeasible: nothing was learnt. losses: metric
+    with a non-inferiority margin -> how far the largest plausible loss is beyond it, as a fraction; 0 or less: within.
     """
 
     values: tuple[float, ...] | None
     infeasible: bool
     metrics: Mapping[str, float | None]
     attributes: Mapping[str, Any]
+    losses: Mapping[str, float] = field(default_factory=dict)
 
 
 # Told of a trial whose point needs no measurement or will not get one.
@@ -46,7 +49,10 @@ UNSETTLED = Outcome(None, False, {}, {"state": "unsettled"})
 
 
 class OptunaMirror:
-    """An Optuna study that mirrors the records. objectives: metric names; bounds: constraints on metrics."""
+    """An Optuna study that mirrors the records. objectives: metric names; bounds: constraints on metrics.
+
+    margins: metrics with a non-inferiority margin, further constraints.
+    """
 
     def __init__(
         self,
@@ -56,12 +62,14 @@ class OptunaMirror:
         objectives: Sequence[str],
         bounds: Sequence[Bound],
         sampler_kind: str,
+        margins: Sequence[str] = (),
     ) -> None:
         self.study = study
         self.space = space
         self.load_labels = tuple(load_labels)
         self.objectives = tuple(objectives)
         self.bounds = tuple(bounds)
+        self.margins = tuple(margins)
         self._complete_only = sampler_kind in _COMPLETE_ONLY
         self._feasible_values: list[tuple[float, ...]] = []
 
@@ -116,12 +124,13 @@ class OptunaMirror:
         if outcome.values is not None:
             measured = {b: outcome.metrics.get(b.metric) for b in self.bounds}
             misses = {f"{b}": b.relative_miss(v) for b, v in measured.items() if v is not None}
-            if len(misses) == len(self.bounds):
+            misses |= {f"{_LOSS}{name}": outcome.losses[name] for name in self.margins if name in outcome.losses}
+            if len(misses) == len(self.bounds) + len(self.margins):
                 self._feasible_values.append(outcome.values)
                 return TrialState.COMPLETE, list(outcome.values), {_RUNS: 0.0, **misses}
         if not outcome.infeasible:
             return TrialState.FAIL, None, {}
-        constraints = {_RUNS: 1.0, **{f"{b}": 1.0 for b in self.bounds}}
+        constraints = {_RUNS: 1.0, **{f"{b}": 1.0 for b in self.bounds}, **{f"{_LOSS}{m}": 1.0 for m in self.margins}}
         if self._complete_only and self._feasible_values:
             neutral = [median(column) for column in zip(*self._feasible_values, strict=True)]
             return TrialState.COMPLETE, neutral, constraints

@@ -47,7 +47,7 @@ class Sweep:
             "workload=cpu_demo", "workload.loads.concurrency=[4,1]", "workload.num_requests=12",
             "workload.warmup_requests=1", "workload.output_tokens.median=24",
             "quality.num_prompts=2", "quality.prompt_tokens=64",
-            "proof.max_loop_lag_ms=10000", "validation.finalists=0",
+            "proof.max_loop_lag_ms=10000", "proof.max_undelivered_share=0.5", "validation.finalists=0",
             "objectives.metrics=[cost_usd_per_mtok,ttft_p50_ms,quality_kl]", "budget=unlimited",
         ]  # fmt: skip
 

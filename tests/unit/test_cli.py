@@ -103,7 +103,7 @@ def sweep(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
         (["run", "--cgf", "job"], "unrecognized arguments: --cgf", "did you mean '--cfg'"),
         (["run", "-n"], "unrecognized arguments: -n", "sweep run --help"),
         (["front", "a", "b"], "unrecognized arguments: b", "sweep front --help"),
-        (["pick", "x"], "required: --sla", "sweep pick --help"),
+        (["pick", "x"], "--sla --sla-file is required", "sweep pick --help"),
         (["export", "x"], "required: -o/--output", "sweep export --help"),
         (["pick", "--sla", "x", "--minimize", "a", "--maximize", "b"], "not allowed with", "sweep pick --help"),
         (["run", "nonsense"], "'nonsense' is not an override", "key=value"),

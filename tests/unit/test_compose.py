@@ -63,6 +63,12 @@ def test_overrides_reach_the_dataclasses() -> None:
     assert config.hardware.devices == 8 and config.hardware.memory_gib == pytest.approx(79.6)
 
 
+def test_margins_and_tasks_reach_the_dataclasses() -> None:
+    config = compose.load_config([*H100, "quality=tasks", "+quality.non_inferiority.quality_task_accuracy=0.02"])
+    assert (config.quality.tasks, config.quality.under_load) == (["everyday"], True)
+    assert config.quality.non_inferiority == {"quality_task_accuracy": 0.02}
+
+
 def test_every_shipped_workload_says_where_its_lengths_come_from() -> None:
     for option in options("workload"):
         text = (compose.config_dir() / "workload" / f"{option}.yaml").read_text()
@@ -135,7 +141,7 @@ def test_users_own_folder_comes_first(tmp_path: Path) -> None:
         (["budget.hours=-1"], "budget.hours=-1.0 is not positive", "above 0"),
         (["bugdet=night"], "unknown key 'bugdet'", "did you mean 'budget'?"),
         (["workload=chatt"], "workload=chatt does not exist", "did you mean 'chat'?"),
-        (["search_space=mine"], "search_space=mine does not exist", "known: cpu_small"),
+        (["search_space=mine"], "search_space=mine does not exist", "cpu_small, dense"),
         (["space.params.max_num_seqs.choises=[1]"], "unknown key 'space.params.max_num_seqs.choises'", "'choices'"),
         (["workload.temperature=hot"], "workload.temperature: Value 'hot'", None),
         (["hardware.devices=2.5"], "hardware.devices: Value '2.5'", None),
@@ -152,6 +158,12 @@ def test_users_own_folder_comes_first(tmp_path: Path) -> None:
         (["workload=mixed", "workload.slo_ttft_ms=3"], "workload.slo_ttft_ms=3.0 beside", "classes.interactive"),
         (["workload.loads.concurrency=[]"], "workload.loads is empty", "workload.loads.concurrency="),
         (["budget.usd=10", "hardware.price_usd_per_device_hour=0"], "budget.usd=10.0 needs a price", "what you pay"),
+        (["+quality.non_inferiority.quality_kl=0"], "quality.non_inferiority.quality_kl=0 is no loss", "above 0"),
+        (["+quality.non_inferiority.ttft_p99_ms=1"], "ttft_p99_ms is not compared with a reference", "quality_kl"),
+        (["+quality.non_inferiority.quality_task_accuracy=0.1"], "quality.tasks is empty", "quality.tasks=["),
+        (["quality=none", "+quality.non_inferiority.quality_kl=0.1"], "needs quality.enabled", "quality=kl"),
+        (["quality.tasks=[everyday]", "engine=simulated"], "quality.tasks ask a real model", "quality.tasks=[]"),
+        (["quality.under_load_max_kl=0"], "must be above 0", None),
         (["engine.kind=sglang"], "engine.kind='sglang' is unknown", "vllm"),
     ],
 )

@@ -112,6 +112,28 @@ def test_another_configuration_is_refused_with_key_and_both_values(
     assert saved(folder) == before
 
 
+def test_what_only_judges_a_measurement_may_change(tmp_path: Path) -> None:
+    folder = opened(make_config(tmp_path))
+    config = make_config(tmp_path)
+    config.quality.non_inferiority = {"quality_kl": 0.05}
+    config.quality.python = "/opt/eval/bin/python"
+    assert opened(config) == folder
+    assert saved(folder)["config"]["quality"]["non_inferiority"] == {"quality_kl": 0.05}
+
+
+def test_a_study_of_an_older_sweep_lacks_fields_and_goes_on_with_their_defaults(tmp_path: Path) -> None:
+    folder = opened(make_config(tmp_path))
+    meta = saved(folder)
+    del meta["config"]["proof"]["max_drain_s"], meta["config"]["workload"]["text"]
+    (folder / "study.json").write_text(json.dumps(meta))
+    config = make_config(tmp_path)
+    assert opened(config) == folder
+    (folder / "study.json").write_text(json.dumps(meta))
+    config.proof.max_drain_s = 7.0
+    with pytest.raises(StudyError, match=r"max_drain_s: 60\.0 before, 7\.0 now"):
+        opened(config)
+
+
 def test_another_search_space_is_refused(tmp_path: Path) -> None:
     opened(make_config(tmp_path))
     with pytest.raises(StudyError, match="another configuration: the search space"):

@@ -182,7 +182,7 @@ def test_a_launch_that_ends_without_a_word_on_its_loads_is_not_repeated_for_ever
 
 def test_a_mistake_that_shows_in_a_launch_ends_the_sweep_with_its_message(tmp_path: Path) -> None:
     def script(spec: LaunchSpec) -> Iterator[list[Event]]:
-        yield []
+        yield [{"event": "phase", "phase": "preparing requests"}]
         if spec.purpose == "baseline":
             yield [{"event": "mistake", "message": "the corpus is too short", "hint": "ask for less"}]
         yield from good(spec, ticks=1000)
@@ -262,7 +262,8 @@ class WatchedSession(Session):
             original(loop)
             self.longest_queue = max(self.longest_queue, len(loop.queue))
             head_waits = bool(loop.queue) and loop.queue[0].overtaken >= loop_module.MAX_OVERTAKEN
-            if loop.stop_reason is None and not head_waits:
+            fetching = any(active.phase == "starting" for active in loop.active) and not loop.ledger.launches
+            if loop.stop_reason is None and not head_waits and not fetching:
                 widths = [devices_needed(loop.config, work.engine) for work in loop.queue]
                 assert not any(loop.executor.has_room(width) for width in widths)
 

@@ -174,6 +174,11 @@ def test_a_mistake_is_found_before_anything_is_launched(
     assert hint in (error.value.hint or "")
 
 
+def speculation_on_random_tokens(config: SweepConfig) -> None:
+    config.workload.text = "random"
+    config.space.params = {"spec": ParamConfig(bundles={"off": {}, "ngram": {"speculative_config.method": "ngram"}})}
+
+
 @pytest.mark.parametrize(
     ("spoil", "warning"),
     [
@@ -182,6 +187,7 @@ def test_a_mistake_is_found_before_anything_is_launched(
         (lambda c: setattr(c.workload, "num_requests", 50), "num_requests=50 cannot support a p99"),
         (lambda c: setattr(c.quality, "enabled", False), "no point can be on the front"),
         (lambda c: setattr(c.space, "params", {"max_num_seqs": ParamConfig(choices=[8])}), "no member of this space"),
+        (speculation_on_random_tokens, "make draft acceptance meaningless"),
     ],
 )
 def test_what_will_disappoint_is_a_warning(

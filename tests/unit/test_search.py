@@ -1,0 +1,287 @@
+"""The search on spaces small enough to know everything about."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweep.config import HardwareConfig, ModelConfig, SpaceConfig
+from sweep.measure.workload import Load
+from sweep.results.front import nondominated
+from sweep.search import Guess, Options, Search, Tried
+from sweep.search.candidates import Candidates, key_of
+from sweep.search.feasibility import fit_feasibility
+from sweep.search.gain import best_loads, chance, draw_places, more_loads
+from sweep.search.history import Scale
+from sweep.search.model import LENGTHS, basis, fit
+from sweep.space.search_space import Params, SearchSpace, make_search_space
+
+OBJECTIVES = ("cost_usd_per_mtok", "tpot_p50_ms")
+LADDER = (Load(64), Load(8), Load(1))
+PARAMS = {
+    "max_num_seqs": {"choices": [None, 16, 32, 64, 128, 256]},
+    "kv_cache_dtype": {"choices": [None, "fp8"]},
+    "quantization": {"choices": [None, "fp8"]},
+    "max_num_batched_tokens": {"choices": [None, 1024, 2048, 4096, 8192]},
+}
+
+
+def make_space(params=PARAMS, constraints=()) -> SearchSpace:
+    hardware = HardwareConfig(name="h100", devices=8, memory_gib=80.0)
+    return make_search_space(SpaceConfig("test", dict(params), list(constraints)), ModelConfig(name="m"), hardware)
+
+
+def truth(params: Params, load: Load) -> tuple[float, float]:
+    """Cost and TPOT with effects of single knobs and of one pair."""
+    seqs = int(params.get("max_num_seqs") or 512)
+    tokens = int(params.get("max_num_batched_tokens") or 16384)
+    step = 10.0 * (1.0 + load.concurrency / 32) * (0.6 if params.get("quantization") == "fp8" else 1.0)
+    step *= 1.0 + 0.2 * abs(math.log2(tokens / 2048)) / 3
+    step *= 0.8 if params.get("kv_cache_dtype") == "fp8" and seqs >= 128 else 1.0
+    return step / min(load.concurrency, seqs), step
+
+
+def launch(params: Params, loads=LADDER, crashes=lambda _: False) -> Tried:
+    if crashes(params):
+        return Tried(params, {load.label: None for load in loads}, "out_of_memory", 1, 20.0)
+    points = {load.label: truth(params, load) for load in loads}
+    return Tried(params, points, None, 1, 60.0, {load.label: 30.0 for load in loads})
+
+
+def prior(factor: float = 1.3, power: float = 1.0):
+    return lambda params, load: Guess(tuple(factor * v**power for v in truth(params, load)))
+
+
+def search(space=None, guess=None, **options) -> Search:
+    return Search(space or make_space(), LADDER, OBJECTIVES, guess, 3, options=Options(**options))
+
+
+def explore(s: Search, launches: int, crashes=lambda _: False) -> list[Tried]:
+    history: list[Tried] = []
+    for _ in range(launches):
+        suggestion = s.ask(history)
+        if suggestion is None:
+            break
+        history.append(launch(suggestion.params, suggestion.loads, crashes))
+    return history
+
+
+def share(history: list[Tried], space: SearchSpace | None = None) -> float:
+    import moocore
+
+    everything = np.log([truth(p, load) for p in (space or make_space()).enumerate() for load in LADDER])
+    found = np.log([v for t in history for v in t.points.values() if v is not None])
+    worst = everything.max(axis=0) + 0.1
+    return float(moocore.hypervolume(found, ref=worst) / moocore.hypervolume(everything, ref=worst))
+
+
+def gpu_seconds(history: list[Tried]) -> float:
+    return sum(t.devices * ((t.startup_s or 0.0) + sum(t.load_s.values())) for t in history)
+
+
+def random_history(gpu_s: float, seed: int) -> list[Tried]:
+    members = list(make_space().enumerate())
+    history: list[Tried] = []
+    for index in np.random.default_rng(seed).permutation(len(members)):
+        history.append(launch(members[index]))
+        if gpu_seconds(history) >= gpu_s:
+            return history
+    return history
+
+
+def test_the_first_suggestion_is_the_default_at_every_load():
+    first = search(guess=prior()).ask([])
+    assert first is not None
+    assert set(first.params.values()) == {None}
+    assert first.loads == LADDER
+    assert first.why == "vLLM's defaults"
+
+
+def test_the_same_history_gives_the_same_suggestion_in_a_new_process():
+    history = explore(search(guess=prior()), 6)
+    assert search(guess=prior()).ask(history) == search(guess=prior()).ask(history)
+
+
+def test_nothing_is_asked_twice_and_the_space_ends():
+    space = make_space({k: PARAMS[k] for k in ("kv_cache_dtype", "quantization")})
+    s = search(space)
+    history = explore(s, 40)
+    asked = [(key_of(t.params), label) for t in history for label in t.points]
+    assert len(asked) == len(set(asked)) == 4 * len(LADDER)
+    assert s.ask(history) is None
+    assert s.stop(history) == "every configuration was launched"
+
+
+def test_what_is_pending_is_not_suggested():
+    s = search(guess=prior())
+    history = explore(s, 5)
+    pending: list[Params] = []
+    for _ in range(4):
+        suggestion = s.ask(history, pending)
+        assert suggestion is not None
+        assert suggestion.params not in pending
+        pending.append(suggestion.params)
+
+
+def test_rules_are_never_launched():
+    space = make_space(constraints=["kv_cache_dtype != 'fp8'"])
+    history = explore(search(space, prior()), 15)
+    assert all(t.params["kv_cache_dtype"] is None for t in history)
+
+
+@pytest.mark.parametrize(
+    ("name", "guess"),
+    [
+        ("right", prior()),
+        ("no estimator", None),
+        ("says the opposite", prior(100.0, -1.0)),
+        ("says nothing", lambda *_: Guess((1.0, 1.0))),
+    ],
+)
+def test_it_beats_random_whatever_the_estimator_says(name, guess):
+    history = explore(search(guess=guess), 14)
+    spent = gpu_seconds(history)
+    by_chance = np.mean([share(random_history(spent, seed)) for seed in range(10)])
+    assert share(history) >= by_chance - 0.01
+    if name == "right":
+        assert share(history) > 0.97
+
+
+def test_regions_that_crash_are_left_alone():
+    def crashes(params: Params) -> bool:
+        return params["kv_cache_dtype"] == "fp8" and params["quantization"] == "fp8"
+
+    history = explore(search(guess=prior()), 20, crashes)
+    assert sum(t.cause is not None for t in history) <= 4
+    seen = basis(
+        (c := Candidates(make_space(), 0)).likeness(0.35),
+        c.codes[[c.row(t.params) for t in history]],
+        c.codes[[c.row(t.params) for t in history]],
+    )
+    model = fit_feasibility(seen, [t.cause for t in history])
+    runs = model.runs(seen)
+    assert all(r < 0.5 for r, t in zip(runs, history, strict=True) if t.cause)
+    assert all(r > 0.5 for r, t in zip(runs, history, strict=True) if not t.cause)
+
+
+def test_it_stops_and_says_why():
+    s = search(guess=prior(), least_gain=0.01)
+    history: list[Tried] = []
+    while (reason := s.stop(history)) is None:
+        suggestion = s.ask(history)
+        assert suggestion is not None
+        history.append(launch(suggestion.params, suggestion.loads))
+    assert "1.0% of the hypervolume" in reason
+    assert len(history) < 60
+    assert share(history) > 0.95
+
+
+def test_an_override_that_changes_nothing_is_undone():
+    space = make_space({"quantization": {"choices": [None, "fp8"]}, "block_size": {"choices": [None, 32]}})
+
+    s = search(space)
+    history = [launch({"quantization": None, "block_size": None}), launch({"quantization": "fp8", "block_size": 32})]
+    first = s.undo(history)
+    assert first is not None
+    assert first.stage == "undo"
+    assert first.why == "a front point without quantization=fp8: kept if it ties"
+    history.append(launch(first.params))
+    second = s.undo(history)
+    assert second is not None
+    assert second.params == {"quantization": "fp8", "block_size": None}
+    history.append(launch({"quantization": "fp8", "block_size": None}))
+    assert {"quantization": "fp8", "block_size": None} in s.kept(history).values()
+    assert {"quantization": "fp8", "block_size": 32} not in s.kept(history).values()
+
+
+def test_neighbours_differ_in_one_dimension():
+    candidates = Candidates(make_space(), 0)
+    own = candidates.members[7]
+    for row in candidates.neighbours(own):
+        assert sum(candidates.members[row][name] != own[name] for name in own) == 1
+    assert len(candidates.neighbours(own)) == 5 + 1 + 1 + 4
+
+
+def test_a_large_space_is_drawn_from():
+    params = {f"knob{i}": {"choices": list(range(10))} for i in range(6)}
+    params["share"] = {"low": 0.1, "high": 0.9}
+    candidates = Candidates(make_space(params), 0, limit=200)
+    assert len(candidates) == 200
+    assert not candidates.complete
+    assert len({key_of(m) for m in candidates.members}) == 200
+
+
+@given(st.lists(st.sampled_from([None, 1, 2, 4, 8, "a", "b", True]), min_size=2, max_size=7, unique_by=repr))
+def test_likeness_is_semidefinite_with_ones_on_its_diagonal(choices):
+    for table in Candidates(make_space({"knob": {"choices": choices}}), 0).likeness(0.35):
+        assert np.allclose(np.diag(table), 1.0)
+        assert np.linalg.eigvalsh(table).min() > -1e-9
+
+
+def test_the_model_corrects_a_biased_estimate_and_drops_a_useless_one():
+    space = make_space()
+    candidates = Candidates(space, 0)
+    values = np.log([truth(m, LADDER[0])[0] for m in candidates.members])
+    rng = np.random.default_rng(0)
+    rows = rng.permutation(len(values))[:40]
+    rest = np.setdiff1d(np.arange(len(values)), rows)
+    codes = candidates.codes
+    among = {n: basis(candidates.likeness(n), codes[rows], codes[rows]) for n in LENGTHS}
+    for estimate, used in ((values + 0.5, True), (rng.normal(size=len(values)), False)):
+        process = fit(among, values[rows], estimate[rows])
+        found = basis(candidates.likeness(process.length), codes[rest], codes[rows])
+        mean, deviation = process.predict(found, estimate[rest], errors=True)
+        error = np.abs(mean - values[rest])
+        assert error.mean() < (0.02 if used else 0.15)
+        assert (error < 4 * deviation + 0.02).mean() > 0.9
+
+
+@given(st.integers(2, 3), st.integers(0, 50))
+def test_the_gain_of_a_certain_point_is_its_hypervolume_improvement(objectives, seed):
+    import moocore
+
+    rng = np.random.default_rng(seed)
+    measured = rng.random((6, objectives))
+    front = measured[nondominated(measured)]
+    new = rng.random(objectives) * 0.9
+    worst = np.ones(objectives)
+    places = draw_places(front, np.concatenate([front, new[None, :]]) - 0.01, worst, seed)
+    gain = chance(places.at, new[None, :], np.full((1, objectives), 1e-6)).sum() * places.weight
+    reference = worst + np.log(1.1)
+    before = moocore.hypervolume(front, ref=reference)
+    exact = moocore.hypervolume(np.concatenate([front, new[None, :]]), ref=reference) - before
+    assert gain == pytest.approx(exact, abs=0.03)
+    assert places.dominated == pytest.approx(before, abs=0.03)
+
+
+def test_loads_are_added_while_they_gain_more_per_cost_than_anything_else():
+    chances = np.zeros((3, 100))
+    chances[0, :50], chances[1, 50:60], chances[2, :55] = 1.0, 1.0, 1.0
+    costs = np.array([10.0, 10.0, 10.0])
+    gain, cost, loads = best_loads(chances, 20.0, costs)
+    assert (gain, cost, loads) == (55.0, 30.0, [2])
+    assert more_loads(chances, loads, 0.4, costs)[0] == [2, 1]
+    assert more_loads(chances, loads, 0.6, costs)[0] == [2]
+
+
+@given(st.lists(st.tuples(st.floats(1e-3, 1e3), st.floats(0.1, 1e4)), min_size=2, max_size=8))
+def test_the_scale_keeps_who_dominates_whom(pairs):
+    values = np.array(pairs)
+    scaled = Scale.of(("cost_usd_per_mtok", "output_throughput_tok_s"), values).forward(values)
+    for (a, x), (b, y) in itertools.combinations(zip(values, scaled, strict=True), 2):
+        assert (a[0] < b[0]) == (x[0] < y[0])
+        assert (a[1] > b[1]) == (x[1] < y[1])
+
+
+def test_a_suggestion_at_two_thousand_points_is_fitted_on_a_bounded_number():
+    from sweep.search.model import MAX_ROWS
+    from sweep.search.search import _relevant
+
+    used = _relevant(np.random.default_rng(0).random((2_000, 3)))
+    assert len(used) <= MAX_ROWS + 1
+    assert len(set(used.tolist())) == len(used)
