@@ -232,6 +232,11 @@ def _parser() -> _Parser:
     return parser
 
 
+def _subcommands(parser: argparse.ArgumentParser) -> list[str]:
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return list(commands.choices)
+
+
 def _sla_options(parser: argparse.ArgumentParser) -> None:
     bounds = parser.add_mutually_exclusive_group(required=True)
     bounds.add_argument("--sla", help='for example "ttft_p99<=0.5s itl_p99.interactive<=50ms quality_kl<=3ref"')
@@ -520,7 +525,8 @@ def _report(args: argparse.Namespace) -> int:
 def _completion(args: argparse.Namespace) -> int:
     from sweep import completion
 
-    print(completion.SCRIPT if args.query is None else "\n".join(completion.complete(args.query)))
+    commands = _subcommands(_parser())
+    print(completion.SCRIPT if args.query is None else "\n".join(completion.complete(args.query, commands)))
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sweep.errors import SweepError
 
 SCRIPT = r"""
@@ -16,18 +18,17 @@ _sweep_completion() {
 complete -F _sweep_completion sweep
 """.strip()
 
-_COMMANDS = (
-    "run", "plan", "status", "front", "quality", "explain", "compare", "pick", "deploy", "export", "report",
-    "completion",
-)  # fmt: skip
 _COMPOSED = ("run", "plan")
 
 
-def complete(line: str) -> list[str]:
-    """Candidates for the last word of a command line. Never raises: a completion that fails offers nothing."""
+def complete(line: str, commands: Iterable[str]) -> list[str]:
+    """Candidates for the last word of a command line. Never raises: a completion that fails offers nothing.
+
+    commands: the subcommands there are.
+    """
     words = line.split(" ")[1:]
     if len(words) <= 1:
-        return [c for c in _COMMANDS if c.startswith("".join(words))]
+        return [c for c in commands if c.startswith("".join(words))]
     if words[0] not in _COMPOSED:
         return []
     try:

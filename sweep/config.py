@@ -249,7 +249,7 @@ class StorageConfig:
 
 @dataclass
 class SamplerConfig:
-    """kind: sweep (our own), tpe, random, nsga2, gp, qmc or grid. startup_trials: random trials before a model is trusted."""
+    """kind: sweep (our own), tpe, random, nsga2, gp, qmc or grid. startup_trials: random, before a model is trusted."""
 
     kind: str = "tpe"
     seed: int = 0

@@ -174,6 +174,8 @@ def _delivery(load: Mapping[str, Any], limits: Mapping[str, Any]) -> Iterator[st
         ("concurrency_offered", "concurrency_mean", "requests in flight"),
     ):
         asked, got = load[asked_name], load[got_name]
+        if unit == "requests in flight" and asked is not None and asked < 1:
+            continue  # mostly idle: the share says nothing, and the rate is judged above
         if asked and got is not None and got < asked * (1 - limits["max_undelivered_share"]):
             yield f"the load was not delivered: {got:.4g} {unit} of {asked:.4g}"
 

@@ -37,7 +37,7 @@ _LATENCY = {
     "tpot": ("TPOT", "per request: (last token - first token) / (tokens after the first chunk)"),
     "e2e": ("E2E", "time from sending a request to its last output token"),
 }
-_STATISTICS = {"mean": "mean", "p50": "median", "p90": "90th percentile", "p99": "99th percentile"}
+_STATISTICS = {"mean": "mean", "p50": "median", **{f"p{p}": f"{p}th percentile" for p in (90, 95, 99)}}
 
 
 def _latencies() -> list[Metric]:

@@ -439,7 +439,10 @@ class Search:
         """(mean, deviation), each (rows, loads, objectives)."""
         if not fits:
             mean, unknown = prior[rows].copy(), np.isnan(prior[rows])
-            mean[unknown] = np.broadcast_to(np.nanmean(_flat(prior), axis=0), mean.shape)[unknown]
+            rows_known = prior.reshape(-1, prior.shape[-1])
+            counts = np.isfinite(rows_known).sum(axis=0)  # 0: nobody knows this objective yet, so it separates nothing
+            usual = np.nansum(rows_known, axis=0) / np.maximum(counts, 1)
+            mean[unknown] = np.broadcast_to(usual, mean.shape)[unknown]
             return mean, np.where(unknown, _NO_PRIOR_ERROR, _PRIOR_ERROR)
         codes = self.candidates.codes
         mean = np.empty((len(rows), len(self.ladder), len(self.objectives)))

@@ -174,7 +174,8 @@ class StudyLoop:
         """How an engine config differs from the baseline, for people."""
         mine, baseline = settings(engine), settings(self.reference.to_dict())
         same = {name: value for name, value in mine.items() if baseline.get(name) == value}
-        return " ".join(engine_items(engine, same)) or "vLLM's defaults"
+        left_to_vllm = [f"{name.partition('.')[2]}=default" for name in baseline if name not in mine]
+        return " ".join([*engine_items(engine, same), *left_to_vllm]) or "vLLM's defaults"
 
     def _describe_point(self, record: PointRecord) -> str:
         held_out = " on held-out requests" if record.purpose == "validation" else ""

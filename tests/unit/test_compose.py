@@ -199,8 +199,8 @@ def test_hydra_views() -> None:
 
 
 def test_completion_offers_commands_groups_options_and_keys() -> None:
-    assert complete("sweep pl") == ["plan"]
-    assert complete("sweep run model=qwen3_3") == ["model=qwen3_30b_a3b", "model=qwen3_32b"]
-    assert "search_space=dense" in complete("sweep plan search_space=")
-    assert complete("sweep run model=qwen3_32b budget.ho") == ["budget.hours="]
-    assert complete("sweep run budget.nonsense=1 x") == []
+    assert complete("sweep pl", ("plan", "run")) == ["plan"]
+    assert complete("sweep run model=qwen3_3", ("plan", "run")) == ["model=qwen3_30b_a3b", "model=qwen3_32b"]
+    assert "search_space=dense" in complete("sweep plan search_space=", ("plan", "run"))
+    assert complete("sweep run model=qwen3_32b budget.ho", ("plan", "run")) == ["budget.hours="]
+    assert complete("sweep run budget.nonsense=1 x", ("plan", "run")) == []
