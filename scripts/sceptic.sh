@@ -48,9 +48,9 @@ check_drafts() {
   echo "Drafts from the prompt (n-gram): accepted on real text, and on the same tokens in random order."
   for text in corpus random; do
     run drafts_$text search_space=none workload=cpu_demo workload.text=$text workload.num_requests=60 \
-      workload.prompt_tokens.high=160 'workload.output_tokens={kind: fixed, value: 48}' \
+      workload.prompt_tokens.high=160 workload.output_tokens.high=64 workload.output_tokens.median=48 \
       'workload.loads.concurrency=[2]' objectives.metrics=[tpot_p50_ms,output_throughput_tok_s] \
-      'engine.args.speculative_config={method: ngram, num_speculative_tokens: 3, prompt_lookup_max: 4}'
+      '+engine.args.speculative_config={method: ngram, num_speculative_tokens: 3, prompt_lookup_max: 4}'
     shown drafts_$text spec_acceptance tpot_p50
   done
 }
