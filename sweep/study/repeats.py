@@ -5,7 +5,8 @@ Two kinds of repeat, each a fresh launch with another draw of the requests:
 * the control: vLLM's defaults at their busiest load, every `control_every` launches and at least once. It tells how far
   two launches of the same configuration differ (which every point measured once needs to know), and whether the node
   itself drifted through the night.
-* an open point: one whose membership of the front is neither clearly so nor clearly not, most open first; or, where
+* an open point: one that is on the front by a single measurement (it was chosen for its luck too), or whose membership
+  of the front is neither clearly so nor clearly not, most open first; or, where
   that is measured less often, the rival that most likely dominates it. The open loads of one configuration are repeated
   in one launch.
 
@@ -24,7 +25,7 @@ import numpy as np
 from sweep.config import RepeatsConfig
 from sweep.decide.sla import Bound
 from sweep.measure.workload import Load
-from sweep.results.front import eligible
+from sweep.results.front import eligible, front
 from sweep.results.metrics import get_metric
 from sweep.results.points import OperatingPoint
 from sweep.results.records import LaunchRecord
@@ -112,6 +113,9 @@ def _open(
     share = (on_front(drawn) & np.isfinite(drawn[:, :, 0])).mean(axis=0)
     membership = {p.point_id: float(s) for p, s in zip(candidates, share, strict=True)}
     openness = {pid: min(p, 1 - p) for pid, p in membership.items()}
+    # What is on the front by one measurement was chosen for its luck too: however sure it looks, it is looked at again.
+    keeping = [p for p in candidates if all(b.meets(p.metrics[b.metric]) for b in bounds)]
+    openness |= {p.point_id: 0.5 for p in front(keeping, objectives) if p.n_repeats == 1}
     order = {load.label: i for i, load in enumerate(ladder)}
     configs: dict[str, list[OperatingPoint]] = {}
     for p in sorted(candidates, key=lambda p: order.get(p.load_label, len(order))):

@@ -65,7 +65,8 @@ def test_open_points_are_repeated_and_settled_ones_left_alone(tmp_path: Path) ->
     count = measurements(done)
     assert count["seed=1"] > 1 and count["seed=2"] > 1, "the tie is what repeats are for"
     assert max(count["seed=1"], count["seed=2"]) <= 4
-    assert count["seed=3"] == 1 and all(count[f"seed={n}"] == 1 for n in range(4, 12))
+    assert count["seed=3"] == 2, "surely on the front, but by one lucky or unlucky measurement: once more, no more"
+    assert all(count[f"seed={n}"] == 1 for n in range(4, 12))
     assert count["defaults"] == 2, "the control tells the spread that every other judgement needs"
     for p in done.loop.ledger.operating_points():
         assert p.n_repeats == count[engine_text_of(p.engine)]
@@ -135,7 +136,7 @@ def test_a_resumed_study_goes_on_with_the_next_draw(tmp_path: Path) -> None:
 
 
 def test_a_bound_opens_the_points_beside_it_and_closes_those_beyond(tmp_path: Path) -> None:
-    """TTFT <= 200 ms: seeds 1 and 2 lie at it. Their tie matters only as far as they keep it; seed 3 surely does."""
+    """TTFT <= 200 ms: seeds 1 and 2 lie at it. What misses a bound is not looked at again."""
     done = session(tmp_path, repeats=RepeatsConfig(share=0.0))
     done.run()
     limits = RepeatsConfig(share=0.9, control_every=100)
@@ -143,7 +144,7 @@ def test_a_bound_opens_the_points_beside_it_and_closes_those_beyond(tmp_path: Pa
     control = ask()
     assert control is not None and control.why.startswith("control")
     add_repeat(done, control)
-    for text, seeds in (("ttft_p99_ms<=200", {1, 2}), ("ttft_p99_ms<=20", set()), ("ttft_p99_ms<=10000", {1, 2})):
+    for text, seeds in (("ttft_p99_ms<=200", {1, 2, 3}), ("ttft_p99_ms<=20", set()), ("ttft_p99_ms<=10000", {1, 2, 3})):
         found = ask(bounds=parse_sla(text).bounds)
         assert {p.engine["args"]["seed"] for p in (found.points if found else ())} <= seeds
         assert (found is not None) == bool(seeds)
