@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sweep.decide.plots import theme
+from sweep.decide.plots.bars import point_bars
 from sweep.decide.plots.hover import Hover
 from sweep.decide.staircase import axis_range, staircase
 from sweep.decide.wording import plural
@@ -220,18 +221,6 @@ def _add_bars(figure: go.Figure, points: Sequence[OperatingPoint], x: str, y: st
     known = [p for p in points if x in p.intervals or y in p.intervals]
     if not known or len(known) > _MOST_BARS:
         return False
-    bars = {}
-    for axis, name in (("error_x", x), ("error_y", y)):
-        reach = [(p.metrics[name], *p.intervals.get(name, (p.metrics[name],) * 2)) for p in known]
-        bars[axis] = {
-            "type": "data",
-            "symmetric": False,
-            "array": [high - value for value, _, high in reach],
-            "arrayminus": [value - low for value, low, _ in reach],
-            "color": theme.INK,
-            "thickness": 1,
-            "width": 3,
-        }
     figure.add_trace(
         go.Scatter(
             x=[p.metrics[x] for p in known],
@@ -240,7 +229,8 @@ def _add_bars(figure: go.Figure, points: Sequence[OperatingPoint], x: str, y: st
             marker={"size": 1, "color": theme.INK},
             hoverinfo="skip",
             showlegend=False,
-            **bars,
+            error_x=point_bars(known, x, color=theme.INK, thickness=1, width=3),
+            error_y=point_bars(known, y, color=theme.INK, thickness=1, width=3),
         )
     )
     return True

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sweep.decide.plots import theme
+from sweep.decide.plots.bars import point_bars
 from sweep.decide.plots.hover import Hover
 from sweep.decide.staircase import Box, axis_range, faces
 from sweep.decide.wording import plural
@@ -85,11 +86,7 @@ def _markers(points: Sequence[OperatingPoint], names: Sequence[str], strong: boo
     for axis, name in zip("xyz", names, strict=True):
         trace[axis] = [p.metrics[name] for p in points]
         if strong and len(points) <= 60 and any(name in p.intervals for p in points):
-            reach = [(p.metrics[name], *p.intervals.get(name, (p.metrics[name],) * 2)) for p in points]
-            trace[f"error_{axis}"] = {
-                "type": "data", "symmetric": False, "array": [high - v for v, _, high in reach],
-                "arrayminus": [v - low for v, low, _ in reach], "thickness": 1, "width": 2, "color": theme.INK,
-            }  # fmt: skip
+            trace[f"error_{axis}"] = point_bars(points, name, thickness=1, width=2, color=theme.INK)
     return trace
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sweep.decide.plots import theme
+from sweep.decide.plots.bars import point_bars
 from sweep.decide.plots.hover import Hover
 from sweep.decide.wording import engine_text, plural, shared_settings
 from sweep.results.front import eligible, front
@@ -49,7 +50,6 @@ def latency_figure(
         figure.add_trace(_grey(rest, kind, metric, len(drawn)))
     for number, config in enumerate(named):
         group = configs[config]
-        reach = [(p.metrics[metric], *p.intervals.get(metric, (p.metrics[metric],) * 2)) for p in group]
         text = engine_text(group[0], shared)
         figure.add_trace(
             go.Scatter(
@@ -58,14 +58,7 @@ def latency_figure(
                 mode="lines+markers",
                 line={"color": theme.colour(number), "dash": theme.dash(number), "width": 2},
                 marker={"symbol": theme.symbol(number), "size": 9, "line": {"width": 1, "color": theme.INK}},
-                error_y={
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [high - value for value, _, high in reach],
-                    "arrayminus": [value - low for value, low, _ in reach],
-                    "thickness": 1,
-                    "width": 3,
-                },
+                error_y=point_bars(group, metric, thickness=1, width=3),
                 name=theme.shorten("vLLM's defaults" if config in baseline else text, 60),
                 **hover.about(group),
             )

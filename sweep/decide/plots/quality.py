@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sweep.decide.plots import theme
+from sweep.decide.plots.bars import bars
 from sweep.results.metrics import get_metric
 
 if TYPE_CHECKING:
@@ -48,15 +49,9 @@ def quality_figure(table: pd.DataFrame, metric: str = "quality_kl") -> go.Figure
                 "color": theme.BLUE,
                 "line": {"width": 1.4, "color": theme.INK},
             },
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": rows["high"] - rows["value"],
-                "arrayminus": rows["value"] - rows["low"],
-                "thickness": 1.6,
-                "width": 5,
-                "color": theme.INK,
-            },
+            error_x=bars(
+                zip(rows["value"], rows["low"], rows["high"], strict=True), thickness=1.6, width=5, color=theme.INK
+            ),
             hovertext=[
                 f"<b>{theme.escape(str(f))}</b><br>{found.label}: {v:.4g}" + (f" [{a:.4g}, {b:.4g}]" if k else "")
                 for f, v, a, b, k in zip(rows["format"], rows["value"], rows["low"], rows["high"], known, strict=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sweep.decide.plots import theme
+from sweep.decide.plots.bars import bars
 from sweep.decide.staircase import axis_range, staircase
 from sweep.results.metrics import get_metric
 
@@ -71,15 +72,7 @@ def _effects(group: Sequence[TechniqueEffect], verdict: str, color: str, symbol:
         y=[_name(e) for e in group],
         mode="markers",
         marker={"symbol": symbol, "size": 12, "color": color, "line": {"width": 1.4, "color": theme.INK}},
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [high - gain for gain, _, high in reach],
-            "arrayminus": [gain - low for gain, low, _ in reach],
-            "thickness": 1.4,
-            "width": 4,
-            "color": theme.INK,
-        },
+        error_x=bars(reach, thickness=1.4, width=4, color=theme.INK),
         name=verdict,
         hovertext=["<br>".join(textwrap.wrap(theme.escape(e.text), 80)) for e in group],
         hoverinfo="text",
