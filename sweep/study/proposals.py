@@ -73,13 +73,14 @@ class Proposals:
         self._first: deque[Hint] = deque()
         self._doubted: dict[str, str] = {}
         self._repeated: set[tuple[str, str, int]] = set()
+        self._nothing_to_repeat: tuple[int, float] | None = None  # (records, running_s) this is known of
         self._validating: set[str] = set()
 
     def begin_with(self, hints: Sequence[Hint]) -> None:
         """What earlier studies suggest: their fronts before anything else, what failed there after everything else."""
         self._first = deque(hint for hint in hints if hint.weight == 1.0)
         failed = [hint for hint in hints if hint.cause is not None]
-        self._doubted = {build_engine(self.config, self.space.settings(h.params)).hash: h.why for h in failed}
+        self._doubted = {self._engine(h.params).hash: h.why for h in failed}
 
     def baseline(self) -> Work | None:
         """vLLM's defaults, unless they were proposed before."""
@@ -102,7 +103,8 @@ class Proposals:
         for _ in range(MAX_FRUITLESS_ASKS):
             trial, params, load_label = self.mirror.ask()
             reasons = self._reasons_against(params)
-            doubt = self._doubted.get(build_engine(self.config, self.space.settings(params)).hash)
+            config_hash = self._engine(params).hash
+            doubt = self._doubted.get(config_hash)
             if reasons or doubt is not None:
                 self.mirror.reject(trial, reasons or [doubt or ""])
                 continue
@@ -110,12 +112,11 @@ class Proposals:
             if work is not None:
                 work.trial, work.asked_load = trial, load_label
                 return work
-            config_hash = build_engine(self.config, self.space.settings(params)).hash
             known = self.ledger.outcome(config_hash, load_label)
             self.mirror.tell(trial, known or UNSETTLED)
         for _ in range(MAX_DRAWS):
             params = self.space.sample(self._rng)
-            if build_engine(self.config, self.space.settings(params)).hash not in self._doubted:
+            if self._engine(params).hash not in self._doubted:
                 work = self._unvisited(params)
                 if work is not None:
                     return work
@@ -134,7 +135,7 @@ class Proposals:
         suggestion = own.next()
         if suggestion is None:
             return None
-        engine = build_engine(self.config, self.space.settings(suggestion.params))
+        engine = self._engine(suggestion.params)
         why = f"{suggestion.stage}: {suggestion.why}"
         return self._visit(Work(engine, suggestion.params, "trial", suggestion.loads, why=why))
 
@@ -143,11 +144,17 @@ class Proposals:
 
         running_s: expected seconds of the repeats in flight.
         """
+        now = len(self.ledger.records), running_s
+        if now == self._nothing_to_repeat:
+            return None  # asked at every look of the loop, and the draws behind the answer cost more than a look
         found = next_repeat(
             self.ledger, self.config.objectives.metrics, self.config.repeats, self.reference.hash, self.ladder,
             bounds=self.mirror.bounds, running_s=running_s, exclude=self._repeated,
         )  # fmt: skip
-        return None if found is None else self._repeat_work(found)
+        if found is None:
+            self._nothing_to_repeat = now
+            return None
+        return self._repeat_work(found)
 
     def finalists(self) -> list[Work]:
         """Configs of the front to validate, the best of each objective first; each is tried once."""
@@ -174,6 +181,9 @@ class Proposals:
             return self.reference
         return EngineConfig.from_dict(measured[0].engine)
 
+    def _engine(self, params: Params) -> EngineConfig:
+        return build_engine(self.config, self.space.settings(params))
+
     def _visit(self, work: Work) -> Work:
         self.visited.add(work.engine.hash)
         return work
@@ -181,12 +191,12 @@ class Proposals:
     def _unvisited(self, params: Params) -> Work | None:
         if self._reasons_against(params):
             return None
-        engine = build_engine(self.config, self.space.settings(params))
+        engine = self._engine(params)
         return None if engine.hash in self.visited else self._visit(Work(engine, params, "trial", self.ladder))
 
     def _reasons_against(self, params: Params) -> list[str]:
         """Why this configuration cannot be launched. The model's and the engine's own arguments count too."""
-        needed = devices_needed(self.config, build_engine(self.config, self.space.settings(params)))
+        needed = devices_needed(self.config, self._engine(params))
         devices = self.config.hardware.devices
         too_wide = [f"needs {needed} devices, the node has {devices}"] if needed > devices else []
         return self.space.violations(params) or too_wide
