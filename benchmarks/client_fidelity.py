@@ -39,7 +39,7 @@ from sweep.engine.failures import LaunchFailure
 from sweep.measure.arrivals import Load
 from sweep.measure.client import Job
 from sweep.measure.fleet import run_clients
-from sweep.measure.latency import percentile, summarize
+from sweep.measure.latency import Run, percentile, summarize
 from sweep.measure.requests import RequestSet
 from sweep.measure.vllm_bench import run_vllm_bench
 from sweep.measure.workload import LengthDistribution, WorkloadSpec
@@ -163,7 +163,7 @@ def ours(scenario: Scenario, python: str = sys.executable, tool: str = OURS) -> 
     sent = [record[row["index"]] for row in rows]
     lengths = LengthDistribution(value=scenario.output_tokens)
     spec = WorkloadSpec("exact", LengthDistribution(value=scenario.prompt_tokens), lengths)
-    reported = summarize(table, health, spec)
+    reported = summarize(Run(table, health), health, spec)
     errors = [(row["first_token_s"] - row["sent_s"]) * 1e3 - of.ttft_ms for row, of in zip(rows, sent, strict=True)]
     tokens = scenario.output_tokens * table.num_rows
     row = compared(scenario, tool, reported, sent, cpu, began, min(of.arrived_s for of in record.values()), tokens)

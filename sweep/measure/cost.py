@@ -47,6 +47,16 @@ def cost_usd_per_mtok(price_usd_per_device_hour: float, devices: int, tokens_per
     return price_usd_per_device_hour * devices / (3600 * tokens_per_s) * 1e6
 
 
+def per_device_metrics(
+    price_usd_per_device_hour: float, devices: int, output_tokens_per_s: float | None
+) -> dict[str, float | None]:
+    """What a rate of output tokens means on these devices: the metrics that a client alone cannot know."""
+    return {
+        "output_throughput_per_device_tok_s": None if output_tokens_per_s is None else output_tokens_per_s / devices,
+        "cost_usd_per_mtok": cost_usd_per_mtok(price_usd_per_device_hour, devices, output_tokens_per_s),
+    }
+
+
 def energy_j_per_token(power_w: float | None, output_tokens_per_s: float | None) -> float | None:
     """E; None where power or throughput was not measured."""
     return power_w / output_tokens_per_s if power_w is not None and output_tokens_per_s else None

@@ -23,8 +23,6 @@ from sweep.measure.latency import PERCENTILES, Run
 from sweep.results.metrics import PER_CLASS
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from sweep.measure.workload import WorkloadSpec
 
 FloatArray = npt.NDArray[np.float64]
@@ -40,14 +38,11 @@ MIN_REQUESTS = 8
 _SLICES = 64
 
 
-def intervals(
-    table: pa.Table, summary: Mapping[str, Any], spec: WorkloadSpec, metrics: Mapping[str, float | None]
-) -> dict[str, Interval]:
+def intervals(run: Run, spec: WorkloadSpec, metrics: Mapping[str, float | None]) -> dict[str, Interval]:
     """95 % interval of each metric of `metrics` (latency.summarize) that one run can support, (low, high) in its unit.
 
     Fewer than 8 measured requests support none. Deterministic: the same run gives the same intervals.
     """
-    run = Run(table, summary)
     classes = spec.request_classes
     met = np.ones(len(run.ok), dtype=bool)
     for c in classes:

@@ -69,12 +69,11 @@ def token_gaps(request: IntArray, times_s: FloatArray, tokens: IntArray) -> tupl
     return np.repeat(gaps, k), np.repeat(times_s[1:][follows], k), np.repeat(request[1:][follows], k)
 
 
-def summarize(table: pa.Table, summary: Mapping[str, Any], spec: WorkloadSpec) -> dict[str, float | None]:
+def summarize(run: Run, summary: Mapping[str, Any], spec: WorkloadSpec) -> dict[str, float | None]:
     """Metrics of results.metrics.METRICS that a client can know. What was not measured is None.
 
     Where the workload has request classes, each metric of PER_CLASS also exists for each, as "<metric>.<class>".
     """
-    run = Run(table, summary)
     classes = spec.request_classes
     of_classes = [run.metrics(run.belongs_to(c), c) for c in classes]
     if spec.classes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sweep.engine.failures import FailureCause, LaunchFailure
 from sweep.measure.client import Job
-from sweep.measure.cost import cost_usd_per_mtok, energy_j_per_token
+from sweep.measure.cost import cost_usd_per_mtok, energy_j_per_token, per_device_metrics
 from sweep.measure.fleet import run_clients
 from sweep.measure.intervals import Interval, intervals
 from sweep.measure.latency import Run, summarize
@@ -128,19 +128,20 @@ def _result(
     table = pq.read_table(out)
     engine = telemetry.report()
     watched = telemetry.devices(summary["window_began_unix_s"], summary["window_s"])
-    metrics = {**summarize(table, summary, spec), **engine.metrics}
+    run = Run(table, summary)
+    metrics = {**summarize(run, summary, spec), **engine.metrics}
     throughput = metrics["output_throughput_tok_s"]
     metrics["energy_j_per_token"] = energy_j_per_token(_total_power_w(watched), throughput)
     total = metrics["total_throughput_tok_s"]
     metrics["cost_usd_per_mtok_total"] = cost_usd_per_mtok(price_usd_per_device_hour, devices, total)
-    metrics["output_throughput_per_device_tok_s"] = None if throughput is None else throughput / devices
-    metrics["cost_usd_per_mtok"] = cost_usd_per_mtok(price_usd_per_device_hour, devices, throughput)
-    ends = intervals(table, summary, spec, metrics)
+    metrics |= per_device_metrics(price_usd_per_device_hour, devices, throughput)
+    ends = intervals(run, spec, metrics)
     if (rates := ends.get("output_throughput_tok_s")) is not None:
-        ends["output_throughput_per_device_tok_s"] = (rates[0] / devices, rates[1] / devices)
-        costs = [cost_usd_per_mtok(price_usd_per_device_hour, devices, rate) for rate in reversed(rates)]
-        if costs[0] is not None and costs[1] is not None:
-            ends["cost_usd_per_mtok"] = (costs[0], costs[1])
+        low, high = (per_device_metrics(price_usd_per_device_hour, devices, rate) for rate in rates)
+        for name, one in low.items():
+            other = high[name]
+            if one is not None and other is not None:
+                ends[name] = (min(one, other), max(one, other))
     errors = Counter(text for text in table["error"].to_pylist() if text is not None)
     counts = summary["counts"]
     short, cut_off = _cut_short(table, requests, spec.ignore_eos)
@@ -160,7 +161,7 @@ def _result(
         prompt_tokens=pc.sum(table["prompt_tokens"]).as_py() or 0,
         output_tokens=pc.sum(table["output_tokens"]).as_py() or 0,
         devices=tuple(watched),
-        drifts=tuple(drifts(Run(table, summary))),
+        drifts=tuple(drifts(run)),
     )
 
 

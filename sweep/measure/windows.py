@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sweep.measure.cost import cost_usd_per_mtok
-from sweep.measure.latency import summarize
+from sweep.measure.cost import per_device_metrics
+from sweep.measure.latency import Run, summarize
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,11 +43,10 @@ def windows(
     for i in range(count):
         last = i == count - 1
         part = _shifted(table, i * length_s, np.inf if last else length_s)
-        metrics = summarize(part, {**summary, "window_s": length_s}, spec)
+        own = {**summary, "window_s": length_s}
+        metrics = summarize(Run(part, own), own, spec)
         rate = metrics["output_throughput_tok_s"]
-        metrics["output_throughput_per_device_tok_s"] = None if rate is None else rate / devices
-        metrics["cost_usd_per_mtok"] = cost_usd_per_mtok(price_usd_per_device_hour, devices, rate)
-        found.append(metrics)
+        found.append({**metrics, **per_device_metrics(price_usd_per_device_hour, devices, rate)})
     return found
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweep.measure.intervals import block_counts, intervals
-from sweep.measure.latency import summarize
+from sweep.measure.latency import Run, summarize
 from sweep.measure.lengths import LengthDistribution
 from sweep.measure.workload import RequestClass, WorkloadSpec
 
@@ -48,8 +48,9 @@ def run_of(ttft_s: np.ndarray[Any, Any], *, gap_s: float = 0.01, ok: bool = True
 def both(rows: list, window_s: float, spec: WorkloadSpec = SPEC) -> tuple[dict, dict]:
     table = pa.Table.from_pylist(rows, SCHEMA)
     summary = {"window_s": window_s, "loop_lag_p99_ms": 0.5, "send_lateness_p99_ms": None}
-    metrics = summarize(table, summary, spec)
-    return metrics, intervals(table, summary, spec, metrics)
+    run = Run(table, summary)
+    metrics = summarize(run, summary, spec)
+    return metrics, intervals(run, spec, metrics)
 
 
 @given(st.integers(1, 200), st.integers(1, 20))

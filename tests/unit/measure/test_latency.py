@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweep.measure.latency import percentile, summarize, token_gaps, tpot_s
+from sweep.measure.latency import Run, percentile, summarize, token_gaps, tpot_s
 from sweep.measure.workload import LengthDistribution, RequestClass, WorkloadSpec
 from sweep.results.metrics import METRICS
 
@@ -93,7 +93,7 @@ def metrics_of(
         ]
     )
     summary = {"window_s": window_s, "loop_lag_p99_ms": 0.5, "send_lateness_p99_ms": None}
-    return summarize(pa.Table.from_pylist(rows, schema), summary, spec)
+    return summarize(Run(pa.Table.from_pylist(rows, schema), summary), summary, spec)
 
 
 CLASSES = WorkloadSpec(

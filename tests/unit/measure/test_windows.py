@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sweep.measure.latency import summarize
+from sweep.measure.latency import Run, summarize
 from sweep.measure.windows import windows
 from sweep.measure.workload import LengthDistribution, WorkloadSpec
 
@@ -48,7 +48,7 @@ def test_a_rise_is_seen_window_by_window() -> None:
 
 def test_windows_add_up_to_the_whole() -> None:
     data = table(np.random.default_rng(0).uniform(0.05, 0.3, 400).tolist())
-    whole, parts = summarize(data, SUMMARY, SPEC), cut(data, 80)
+    whole, parts = summarize(Run(data, SUMMARY), SUMMARY, SPEC), cut(data, 80)
     assert len(parts) == 5
     for name in ("output_throughput_tok_s", "request_throughput_rps", "total_throughput_tok_s", "ttft_mean_ms"):
         assert np.mean([p[name] for p in parts]) == pytest.approx(whole[name])
