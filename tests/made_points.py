@@ -18,6 +18,17 @@ OBJECTIVES = [COST, TTFT, KL]
 LOADS = {2: (2.0, 50.0), 8: (0.8, 120.0), 32: (0.4, 400.0)}  # concurrency: (cost, TTFT) of the defaults
 
 
+def bare_point(name: str, metrics: dict[str, float], **changes: Any) -> OperatingPoint:
+    """A point with these metrics and nothing else: measured once, no spread."""
+    fields = {
+        "point_id": name, "config_hash": name, "fingerprint": "f", "launch_id": "l",
+        "engine": {"model": "m", "args": {}, "env": {}}, "load": {"concurrency": 8}, "load_label": "c8",
+        "params": None, "purpose": "trial", "devices": 1, "provenance": "measured", "state": "measured",
+        "n_repeats": 1, "metrics": metrics,
+    }  # fmt: skip
+    return OperatingPoint(**(fields | changes))
+
+
 def made_point(
     args: Mapping[str, Any],
     concurrency: int,

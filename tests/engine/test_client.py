@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from real_server import small_server
 
-from sweep.engine.engine_args import EngineConfig
 from sweep.engine.server import Server
 from sweep.measure.load import LoadResult, measure_load
 from sweep.measure.vllm_bench import run_vllm_bench
@@ -41,16 +41,8 @@ SPEC = WorkloadSpec(
 
 @pytest.fixture(scope="module")
 def server(smollm2: Path, engine_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    engine = EngineConfig(str(smollm2), {"enforce_eager": True, "max_model_len": 1024}, {"VLLM_CPU_KVCACHE_SPACE": "1"})
-    with Server(
-        engine,
-        python=engine_python,
-        log_path=tmp_path_factory.mktemp("client") / "server.log",
-        device_env={},
-        startup_timeout_s=400,
-        stop_timeout_s=30,
-        launch_id="client-test",
-    ) as running:
+    folder = tmp_path_factory.mktemp("client")
+    with small_server(smollm2, engine_python, folder, max_model_len=1024) as running:
         yield running
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_server import small_server
 
 from sweep.config import ProofConfig
-from sweep.engine.engine_args import EngineConfig
 from sweep.engine.failures import FailureCause, LaunchFailure
 from sweep.engine.server import Server
 from sweep.launch.launch import prepare_cache
@@ -39,16 +39,8 @@ WORKLOAD = WorkloadSpec.from_dict(
 
 @pytest.fixture(scope="module")
 def server(smollm2: Path, engine_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    engine = EngineConfig(str(smollm2), {"enforce_eager": True, "max_model_len": 2048}, {"VLLM_CPU_KVCACHE_SPACE": "1"})
-    with Server(
-        engine,
-        python=engine_python,
-        log_path=tmp_path_factory.mktemp("hygiene") / "server.log",
-        device_env={},
-        startup_timeout_s=400,
-        stop_timeout_s=30,
-        launch_id="hygiene-test",
-    ) as running:
+    folder = tmp_path_factory.mktemp("hygiene")
+    with small_server(smollm2, engine_python, folder, max_model_len=2048) as running:
         yield running
 
 

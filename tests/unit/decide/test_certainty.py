@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_points import bare_point as make
 
 from sweep.decide.certainty import NO_SPREAD, Demand, Judge
 from sweep.decide.pick import pick
@@ -19,16 +20,6 @@ from sweep.results.metrics import get_metric
 from sweep.results.points import OperatingPoint
 
 COST, TTFT, KL, TOP1 = "cost_usd_per_mtok", "ttft_p99_ms", "quality_kl", "quality_top1_agreement"
-
-
-def make(name: str, metrics: dict[str, float], **changes: Any) -> OperatingPoint:
-    fields = {
-        "point_id": name, "config_hash": name, "fingerprint": "f", "launch_id": "l",
-        "engine": {"model": "m", "args": {}, "env": {}}, "load": {"concurrency": 8}, "load_label": "c8",
-        "params": None, "purpose": "trial", "devices": 1, "provenance": "measured", "state": "measured",
-        "n_repeats": 1, "metrics": metrics,
-    }  # fmt: skip
-    return OperatingPoint(**(fields | changes))
 
 
 def repeated(name: str, cost: float, ttfts: list[float], **changes: Any) -> OperatingPoint:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_points import bare_point as make
 
-from sweep.results.points import OperatingPoint
 from sweep.results.uncertainty import (
     Spreads,
     draws,
@@ -23,16 +22,6 @@ from sweep.results.uncertainty import (
 )
 
 COST, TTFT, KL = "cost_usd_per_mtok", "ttft_p99_ms", "quality_kl"
-
-
-def make(name: str, metrics: dict[str, float], **changes: Any) -> OperatingPoint:
-    fields = {
-        "point_id": name, "config_hash": name, "fingerprint": "f", "launch_id": "l",
-        "engine": {"model": "m", "args": {}, "env": {}}, "load": {"concurrency": 8}, "load_label": "c8",
-        "params": None, "purpose": "trial", "devices": 1, "provenance": "measured", "state": "measured",
-        "n_repeats": 1, "metrics": metrics,
-    }  # fmt: skip
-    return OperatingPoint(**(fields | changes))
 
 
 # ---------------------------------------------------------------- the distribution
