@@ -102,6 +102,18 @@ def test_the_first_suggestion_is_the_default_at_every_load():
     assert first.why == "vLLM's defaults"
 
 
+def test_an_objective_that_nobody_estimates_leaves_the_choice_to_the_others():
+    """quality_kl is in no kernel table: until something is measured it separates nothing."""
+    fast = prior()
+    s = Search(
+        make_space(), LADDER, (*OBJECTIVES, "quality_kl"), lambda p, load: Guess((*fast(p, load).values, None)), 3
+    )
+    first = s.ask([])
+    assert first is not None and first.stage == "seed"
+    second = s.ask([], [first.params])
+    assert second is not None and second.params != first.params and second.gain is not None and second.gain > 0
+
+
 def test_the_same_history_gives_the_same_suggestion_in_a_new_process():
     history = explore(search(guess=prior()), 6)
     assert search(guess=prior()).ask(history) == search(guess=prior()).ask(history)

@@ -76,6 +76,7 @@ def evidence(found: LoadResult | None = None, *, cache: dict[str, Any] | None = 
         result(summary={"loop_lag_p99_ms": None, "send_lateness_p99_ms": None, "client_cpu_share": None}),
         result(summary={"concurrency_offered": None, "concurrency_mean": None}),
         result(summary={"offered_rps": 10.0, "delivered_rps": 9.6}),
+        result(summary={"concurrency_offered": 0.14, "concurrency_mean": 0.12}),  # mostly idle: its rate is judged
         result(hits=0.05),
         result(hits=0.52, share=0.5),
         result(generated=None),
@@ -96,6 +97,7 @@ BROKEN = [
     (result(summary={"send_lateness_p99_ms": 11.0}), "requests left late by 11.0 ms at p99, more than 10.0 ms"),
     (result(summary={"client_cpu_share": 0.97}), "it used 97% of a core, more than 90%"),
     (result(summary={"offered_rps": 10.0, "delivered_rps": 8.0}), "not delivered: 8 requests/s of 10"),
+    (result(summary={"concurrency_offered": 1.0, "concurrency_mean": 0.8}), "0.8 requests in flight of 1"),
     (result(summary={"concurrency_mean": 3.0}), "not delivered: 3 requests in flight of 4"),
     (result(hits=0.06), "6% prefix-cache hits where the workload shares 0%: the cache was warm"),
     (result(hits=0.6, share=0.5), "the cache was warm"),

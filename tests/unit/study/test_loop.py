@@ -92,6 +92,15 @@ def test_grid_walks_the_space_in_random_order_and_tells_every_point_once(
     assert set(points.values()) == {1} and len(points) == 18
 
 
+def test_a_config_that_leaves_out_what_the_baseline_sets_is_not_called_the_defaults(tmp_path: Path) -> None:
+    config = make_config(tmp_path, engine_args={"enforce_eager": True})
+    session = Session(config, good)
+    session.run()
+    loop = session.loop
+    assert loop.describe(loop.reference.to_dict()) == "vLLM's defaults"
+    assert loop.describe({"model": "org/m", "args": {}, "env": {}}) == "enforce_eager=default"
+
+
 def test_facts_of_a_launch_reach_study_json(tmp_path: Path) -> None:
     session = Session(make_config(tmp_path, trials=3), good)
     session.run()

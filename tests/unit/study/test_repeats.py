@@ -17,8 +17,9 @@ from sweep.config import ParamConfig, RepeatsConfig
 from sweep.decide.sla import parse_sla
 from sweep.engine.failures import FailureCause
 from sweep.launch.spec import LaunchSpec
-from sweep.results.records import PointRecord
+from sweep.results.records import LaunchRecord, PointRecord
 from sweep.study import loop as loop_module
+from sweep.study.ledger import Ledger
 from sweep.study.repeats import Repeat, next_repeat
 
 SETTLED = "every configuration of the space is settled"
@@ -155,3 +156,23 @@ def add_repeat(done: Session, repeat: Repeat) -> None:
     first = next(r for r in done.points() if r.config_hash == p.config_hash)
     metrics = {name: 1.03 * value for name, value in first.metrics.items() if value is not None}
     done.loop.ledger.add(replace(first, repeat=1, launch_id="9999-x", metrics=metrics))
+
+
+def test_the_rival_of_an_open_point_comes_first_where_it_was_measured_less(tmp_path: Path) -> None:
+    """ "open" lies 1 % behind "rival" in both objectives, three measurements against two: the tie needs the rival."""
+    done = session(tmp_path, repeats=RepeatsConfig(share=0.0))
+    done.run()
+    first = done.points()[0]
+    launches = [r for r in done.loop.ledger.records if isinstance(r, LaunchRecord)]
+    points = [
+        replace(
+            first, config_hash=name, engine={"model": "m", "args": {"x": name}, "env": {}}, repeat=i, purpose="trial",
+            launch_id=f"{name}{i}", metrics={"output_throughput_tok_s": 100.0 * off * f, "ttft_p99_ms": 50.0 / off / f},
+        )
+        for name, off, factors in (("open", 0.99, (0.98, 1.0, 1.02)), ("rival", 1.0, (0.99, 1.01)))
+        for i, f in enumerate(factors)
+    ]  # fmt: skip
+    ledger = Ledger([*launches, *points], OBJECTIVES, 1, False)
+    limits = RepeatsConfig(share=0.9, max_per_point=9)
+    found = next_repeat(ledger, OBJECTIVES, limits, "no baseline", done.loop.ladder)
+    assert found is not None and [p.config_hash for p in found.points] == ["rival"] and found.repeat == 2
