@@ -60,7 +60,7 @@ HARDWARE = {"name": "h100", "memory_gib": 79.6}
 TEXT = " ".join(f"word{i} and number {i * i}." for i in range(3000))
 # Whether this machine is quick enough for the load client is not what these tests ask.
 LIMITS = {**asdict(ProofConfig()), "max_loop_lag_ms": 1e4, "max_send_lateness_ms": 1e4, "max_drift": 9.0,
-          "max_undelivered_share": 0.5}  # fmt: skip
+          "max_undelivered_share": 0.5, "max_client_cpu_share": 9.0}  # fmt: skip
 SETTLED = "every configuration of the space is settled"
 
 
@@ -324,7 +324,8 @@ def test_18_a_client_that_cannot_keep_up_is_blamed_and_not_the_server(server: Se
     before = sum((scrape(server.base_url) or {})["vllm:prompt_tokens_total"])
 
     def freeze_the_client() -> None:
-        while sum((scrape(server.base_url) or {})["vllm:prompt_tokens_total"]) == before:
+        # Well past the warm-up, whose requests have no due times to be late for.
+        while sum((scrape(server.base_url) or {})["vllm:prompt_tokens_total"]) < before + 40 * 90:
             time.sleep(0.02)
         clients = [p for p in psutil.Process().children(recursive=True) if "sweep.measure.client" in p.cmdline()]
         for client in clients:
