@@ -1,13 +1,15 @@
 """Which search reaches the true front for the fewest GPU-seconds: our own against a grid, random and Optuna's samplers.
 
     python benchmarks/search.py [--quick] [--sets measured estimated ...] [--methods ...] [--seeds N] [--json OUT]
-                                [--plot OUT.html] [--jobs N]
+                                [--plot OUT.html] [--jobs N] [--known FILE ...]
 
 The problems are in search_problems.py. Progress is the share of the true hypervolume that the noise-free values of
 what was measured dominate, on the logarithm of the objectives (5 % count the same everywhere), up to the worst value of
 each + 10 %. A launch of the samplers measures the whole
 load ladder, as `sweep run` does; ours may measure a part of it. What a known rule forbids (a hole in the table) costs
-nothing and is told to the sampler as infeasible, a repetition costs nothing, as in `sweep run`.
+nothing and is told to the sampler as infeasible, a repetition costs nothing, as in `sweep run`. The runs of --known
+files, written by an earlier --json, are taken as they are. All of it takes days of one core, most of it Optuna's; OUT
+is kept up to date, so a run that was stopped goes on with `--known OUT --json OUT`.
 
 Printed: launches to 95 % and 99 %, GPU-seconds to 95 %, mean and worst over problems and seeds; members of the
 measured front that the true values of other measured points dominate. A run that never arrives counts as all it did
@@ -22,7 +24,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -41,8 +43,8 @@ from sweep.study.tell import OptunaMirror, Outcome
 
 MOST_LAUNCHES = 150
 FRUITLESS_ASKS = 20
-# Where a suggestion takes long, runs over the large tables are shorter, and of Optuna's Gaussian process also fewer.
-SHORTER = {"GP": 40, "ours": 60, "ours, no estimator": 60, "ours, misled": 60}
+# Where a suggestion takes long, runs over the large tables are shorter and fewer; what is missing is marked.
+SHORTER = {"GP": 40}
 GP_SEEDS = 2
 CURVE_POINTS = 60
 
@@ -266,7 +268,7 @@ def jobs(sets: Sequence[str], methods: Sequence[str], seeds: int, quick: bool) -
                 alike = method == "grid" or (method == "GP" and name.startswith("measured") and index % 4)
                 count = 1 if alike else min(seeds, GP_SEEDS) if method == "GP" else seeds
                 found.extend((name, index, method, seed) for seed in range(count))
-    return found
+    return sorted(found, key=lambda job: job[3])  # stopped early, every method has had as many seeds
 
 
 # ------------------------------------------------------------ showing
@@ -343,6 +345,12 @@ def _at(curve: Sequence[Sequence[float]], seconds: np.ndarray[Any, Any]) -> np.n
     return shares[np.maximum(np.searchsorted(times, seconds, side="right") - 1, 0)]
 
 
+def _write(out: Path, runs: Sequence[Run]) -> None:
+    partial = out.with_suffix(".tmp")
+    partial.write_text(json.dumps([asdict(r) for r in runs]))
+    partial.replace(out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="2 seeds, a quarter of the measured problems, no GP")
@@ -351,18 +359,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--known", type=Path, nargs="+", default=[], metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="OUT.html")
     given = parser.parse_args()
     methods = [m for m in given.methods if not (given.quick and m == "GP")]
-    todo = jobs(given.sets, methods, given.seeds or (2 if given.quick else 20), given.quick)
-    if given.jobs > 1:
-        with ProcessPoolExecutor(given.jobs) as pool:
-            runs = list(pool.map(_job, todo, chunksize=4))
-    else:
-        runs = [_job(job) for job in todo]
+    runs = [Run(**row) for path in given.known for row in json.loads(path.read_text())]
+    known = {(r.set, r.problem, r.method, r.seed) for r in runs}
+    asked = jobs(given.sets, methods, given.seeds or (2 if given.quick else 20), given.quick)
+    todo = [job for job in asked if (job[0], _problems(job[0])[job[1]].name, *job[2:]) not in known]
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for made in as_completed([pool.submit(_job, job) for job in todo]):
+            runs.append(made.result())
+            if given.json is not None:
+                _write(given.json, runs)
     print(table(runs))
     if given.json is not None:
-        given.json.write_text(json.dumps([asdict(r) for r in runs]))
+        _write(given.json, runs)
     if given.plot is not None:
         plot(runs, given.plot)
 
