@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# What somebody who believes no benchmark would try first, on a real vLLM server (two CPU cores, about ten minutes):
-# an A/A test, recorded traffic against what arrived, drafts on real text against random tokens, a p99 from too few.
-#   scripts/sceptic.sh [aa] [traces] [drafts] [tail]      all of them without a name
+# What somebody who believes no benchmark would try first, on a real vLLM server (two CPU cores, about half an hour):
+# formats told apart by quality, an A/A test, recorded traffic against what arrived, drafts on real text against random
+# tokens, a load no client can deliver, a p99 from too few requests.
+#   scripts/sceptic.sh [formats] [aa] [traces] [drafts] [overload] [tail]      all of them without a name
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup_cpu.sh
@@ -26,6 +27,15 @@ for point in study.operating_points:
                            capture_output=True, text=True, check=True).stdout.splitlines()
     print("\n".join(lines[:3] + [line for line in lines[3:] if any(word in line for word in sys.argv[2:])]))
 PYTHON
+}
+
+check_formats() {
+  echo "Formats of weights and KV cache: which of them cost quality, by how much, and is that more than noise?"
+  .venv/bin/python scripts/quantize_checkpoint.py "${SWEEP_SMOLLM2:-${XDG_CACHE_HOME:-$HOME/.cache}/sweep/models/smollm2-135m-instruct}"
+  run formats search_space=cpu_formats workload=cpu_demo workload.num_requests=24 'workload.loads.concurrency=[4]' \
+    quality=tasks quality.prompt_tokens=128 objectives.metrics=[cost_usd_per_mtok,ttft_p50_ms,quality_kl] \
+    +quality.non_inferiority.quality_kl=0.05 +quality.non_inferiority.quality_task_accuracy=0.05
+  .venv/bin/sweep quality runs/sceptic_formats
 }
 
 check_aa() {
@@ -55,12 +65,20 @@ check_drafts() {
   done
 }
 
+check_overload() {
+  echo "A rate that one client process cannot send: the point is quarantined and the client blamed, not the server."
+  run overload search_space=none workload=cpu_demo workload.client_processes=1 workload.num_requests=8000 \
+    workload.prompt_tokens.high=24 workload.output_tokens.high=4 workload.output_tokens.median=4 \
+    '~workload.loads.concurrency' '+workload.loads.request_rate_rps=[20000]'
+  shown overload quarantined client late arrival
+}
+
 check_tail() {
   echo "A p99 of 40 requests: refused, and said before the first launch."
   run tail search_space=none workload=cpu_demo workload.num_requests=40 'workload.loads.concurrency=[4]'
   shown tail ttft_p50 ttft_p90 ttft_p99
 }
 
-for check in "${@:-aa traces drafts tail}"; do
+for check in "${@:-formats aa traces drafts overload tail}"; do
   for name in $check; do "check_$name"; done
 done
