@@ -195,12 +195,23 @@ def _check(config: SweepConfig) -> None:
     _check_workload(config)
     _check_engine(config)
     _check_quality(config)
+    _check_ladder(config)
     if config.executor.kind != "local":
         raise ConfigError(f"executor.kind={config.executor.kind!r} is unknown", "known: local")
     modes = ("auto", "ignore", "exclusive")
     if config.executor.interference not in modes:
         mode = config.executor.interference
         raise ConfigError(f"executor.interference={mode!r} is unknown", did_you_mean(mode, modes))
+
+
+def _check_ladder(config: SweepConfig) -> None:
+    extra, confidence = config.ladder.extra_levels, config.ladder.cut_confidence
+    if extra < 0:
+        raise ConfigError(f"ladder.extra_levels={extra} is negative", "give 0 to measure the loads of the ladder alone")
+    if confidence is not None and not 0.5 < confidence < 1:
+        raise ConfigError(
+            f"ladder.cut_confidence={confidence} is no confidence", "give one between 0.5 and 1, or null to cut nothing"
+        )
 
 
 def _check_quality(config: SweepConfig) -> None:

@@ -367,6 +367,19 @@ class RepeatsConfig:
 
 
 @dataclass
+class LadderConfig:
+    """What a launch makes of its load ladder (launch/ladder.py). The defaults: every load of it, and no other.
+
+    extra_levels: that a configuration may be measured at between those of the ladder, where the constraints' highest
+    load and the knee lie. cut_confidence: with which every load so far, two at least, must be dominated before the
+    lighter ones are left out; None never does.
+    """
+
+    extra_levels: int = 0
+    cut_confidence: float | None = None
+
+
+@dataclass
 class SweepConfig:
     """Everything a sweep needs to know, resolved.
 
@@ -389,6 +402,7 @@ class SweepConfig:
     proof: ProofConfig = field(default_factory=ProofConfig)
     cost: CostConfig = field(default_factory=CostConfig)
     repeats: RepeatsConfig = field(default_factory=RepeatsConfig)
+    ladder: LadderConfig = field(default_factory=LadderConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     warm_start: list[str] = field(default_factory=list)
 

@@ -53,6 +53,8 @@ def front_text(study: Study, objectives: Sequence[str] | None = None) -> str:
     if without:
         lines.append(f"not on any front: {plural(len(without), 'measured point')}, for example {without[0][1]}")
     lines += [_failure_line(f.cause, f.points, f.recovered, f.detail) for f in _told(study)]
+    if cut := [p for p in all_points if p.state == "cut"]:
+        lines.append(f"cut       {plural(len(cut), 'point')} not measured: {cut[0].detail}"[:200])
     lines += [f"quality   {warning}" for warning in quality_warnings(study.meta, study.records)]
     lines += [*_validation_lines(study, names), *_changed_by_vllm(study), *_cross_check(study)]
     return "\n".join(lines)
@@ -171,7 +173,8 @@ def status_text(study: Study, status: Mapping[str, Any] | None) -> str:
     lines = [
         f"{study.name}: {state}",
         f"  points    {counts['measured']} measured, {counts['failed']} failed, {counts['quarantined']} quarantined"
-        f"; {plural(counts['configs'], 'configuration')} in {plural(counts['launches'], 'launch')}",
+        + (f", {counts['cut']} cut" if counts.get("cut") else "")
+        + f"; {plural(counts['configs'], 'configuration')} in {plural(counts['launches'], 'launch')}",
         f"  spent     {spent}",
     ]
     if status["eta_s"] is not None:

@@ -93,7 +93,8 @@ def _head(study: Study, status: Mapping[str, Any] | None, age_s: float) -> Rende
     counts, state = status["counts"], str(status["state"])
     line = Text.assemble(
         (state, f"bold {_COLOURS.get(state, 'white')}"),
-        f"  {counts['measured']} measured, {counts['failed']} failed, {counts['quarantined']} quarantined",
+        f"  {counts['measured']} measured, {counts['failed']} failed, {counts['quarantined']} quarantined"
+        + (f", {counts['cut']} cut" if counts.get("cut") else ""),
     )
     tried = f"{plural(counts['configs'], 'configuration')} in {plural(counts['launches'], 'launch')}"
     rows: list[RenderableType] = [line, Text(tried), _budget(study, status)]

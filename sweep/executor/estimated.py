@@ -33,11 +33,12 @@ from sweep.estimate.preview import unavailable
 from sweep.estimate.sampled import Requests, Slowdown, sample_load
 from sweep.executor.clock import VirtualClock
 from sweep.executor.device_pool import DevicePool
+from sweep.launch.ladder import LadderRules, LoadPoint, cut_records, next_load
 from sweep.launch.quality import quality_spec
 from sweep.launch.spec import REPEAT, TASKS, LaunchSpec, logprobs_path
 from sweep.measure.quality import PromptLogprobs, save_logprobs
 from sweep.measure.workload import Load, WorkloadSpec
-from sweep.results.records import LaunchRecord, PointRecord, to_dict
+from sweep.results.records import LaunchRecord, PointRecord, Record, to_dict
 
 Event = dict[str, Any]
 # (seconds until these events, the events)
@@ -156,14 +157,14 @@ class _Node:
         launch = _Launch(spec, self._clock)
         loads = [Load.from_dict(load) for load in spec.loads]
         yield 0.0, [{"event": "phase", "phase": "starting"}]
-        answers = [self._ask(spec, load) for load in loads or self._workload.loads[:1]]
+        first = self._ask(spec, (loads or self._workload.loads)[0])
         crash = crash_of(spec.engine_config.nested_args, self._settings)
-        failure = answers[0].failure or _crash(crash, ("startup", "first_request"))
+        failure = first.failure or _crash(crash, ("startup", "first_request"))
         startup_s = 0.0 if _is_unknown(failure) else self._startup_s(spec, failure)
         launch.now_s += startup_s
         if failure is not None:
-            points = [launch.point(load, failure=failure) for load in loads]
-            yield startup_s, [*points, launch.end(None, failure)]
+            failed = [_fact(launch.point(load, failure=failure)) for load in loads]
+            yield startup_s, [*failed, launch.end(None, failure)]
             return
         yield (
             startup_s,
@@ -177,16 +178,20 @@ class _Node:
             launch.now_s += quality_s
             yield quality_s, [{"event": "quality"}]
         slowdown = self._slowdown(spec)
-        for load, answer in zip(loads, answers, strict=False):
+        rules, points = LadderRules.of(spec), list[LoadPoint]()
+        while (load := next_load(points, loads, rules, self._workload.loads)) is not None:
             yield 0.0, [{"event": "phase", "phase": f"load {load.label}"}]
+            answer = self._ask(spec, load)
             failure = answer.failure or _crash(crash, ("load",))
             if failure is not None:
-                yield _STOP_S, [launch.point(load, failure=failure), launch.end(startup_s, failure)]
+                yield _STOP_S, [_fact(launch.point(load, failure=failure)), launch.end(startup_s, failure)]
                 return
             beside = neighbours()
             steps = slowdown.steps * (1.0 + self._settings.interference * (beside > 0))
-            took_s, event = self._measured(launch, load, answer, replace(slowdown, steps=steps), startup_s, beside)
-            yield took_s, [event]
+            took_s, record = self._measured(launch, load, answer, replace(slowdown, steps=steps), startup_s, beside)
+            yield took_s, [_fact(record)]
+            points.append(LoadPoint.of(record))
+        yield 0.0, [_fact(record) for record in cut_records(spec, points, rules, launch.now)]
         launch.now_s += _STOP_S
         yield _STOP_S, [launch.end(startup_s, None)]
 
@@ -225,7 +230,7 @@ class _Node:
 
     def _measured(
         self, launch: _Launch, load: Load, answer: _Answer, slowdown: Slowdown, startup_s: float, beside: int
-    ) -> tuple[float, Event]:
+    ) -> tuple[float, PointRecord]:
         """(seconds, the record) of one load."""
         spec = launch.spec
         if spec.repeat not in self._requests:
@@ -294,6 +299,10 @@ class _Launch:
         self._clock = clock
         self._began_s = self.now_s = clock.monotonic()
 
+    @property
+    def now(self) -> str:
+        return self._clock.iso(self.now_s)
+
     def point(
         self,
         load: Load,
@@ -302,9 +311,9 @@ class _Launch:
         metrics: dict[str, float | None] | None = None,
         proof: dict[str, Any] | None = None,
         took_s: float = 0.0,
-    ) -> Event:
+    ) -> PointRecord:
         began_s, self.now_s = self.now_s, self.now_s + took_s
-        record = PointRecord(
+        return PointRecord(
             **self.spec.point_identity(load),
             state="measured" if failure is None else "failed",
             cause=None if failure is None else failure.cause.value,
@@ -313,9 +322,8 @@ class _Launch:
             metrics=metrics or {},
             proof=proof or {},
             started_at=self._clock.iso(began_s),
-            finished_at=self._clock.iso(self.now_s),
+            finished_at=self.now,
         )
-        return {"event": "record", "record": to_dict(record)}
 
     def end(self, startup_s: float | None, failure: LaunchFailure | None) -> Event:
         record = LaunchRecord(
@@ -328,11 +336,15 @@ class _Launch:
             startup_s=startup_s,
             duration_s=self.now_s - self._began_s,
             started_at=self._clock.iso(self._began_s),
-            finished_at=self._clock.iso(self.now_s),
+            finished_at=self.now,
             attempt=self.spec.attempt,
             repeat=self.spec.repeat,
         )
-        return {"event": "record", "record": to_dict(record)}
+        return _fact(record)
+
+
+def _fact(record: Record) -> Event:
+    return {"event": "record", "record": to_dict(record)}
 
 
 def _is_unknown(failure: LaunchFailure | None) -> bool:

@@ -13,6 +13,7 @@ from sweep.engine.failures import FailureCause, LaunchFailure
 from sweep.engine.resolved import differences, fetch_resolved
 from sweep.engine.server import Server
 from sweep.launch.cross_check import cross_check
+from sweep.launch.ladder import LadderRules, LoadPoint, cut_records, next_load
 from sweep.launch.proof import broken_proof, gather
 from sweep.launch.quality import check_under_load, measure_quality, verified_speculation
 from sweep.launch.spec import RESOLVED_FILE, LaunchSpec
@@ -76,11 +77,23 @@ def run_launch(spec: LaunchSpec, server: Server, events: EventSink) -> LaunchFai
             events.write("facts", facts={"cross_check": {"failed": str(failure)}})
             if (death := server.died()) is not None:
                 return death
-    for load in loads:
+    return _walk(spec, server, workload, requests, events)
+
+
+def _walk(
+    spec: LaunchSpec, server: Server, workload: WorkloadSpec, requests: RequestSet, events: EventSink
+) -> LaunchFailure | None:
+    """The loads, each chosen by what was measured before it (launch/ladder.py); those that were cut are facts too."""
+    asked, rules, points = [Load.from_dict(load) for load in spec.loads], LadderRules.of(spec), list[LoadPoint]()
+    while (load := next_load(points, asked, rules, workload.loads)) is not None:
         events.write("phase", phase=f"load {load.label}")
-        failure_or_none = _measure_point(spec, server, workload, requests, load, events)
-        if failure_or_none is not None:
-            return failure_or_none
+        record, failure = _measure_point(spec, server, workload, requests, load)
+        events.record(record)
+        if failure is not None:
+            return failure
+        points.append(LoadPoint.of(record))
+    for record in cut_records(spec, points, rules, _now()):
+        events.record(record)
     return None
 
 
@@ -94,7 +107,8 @@ def _run_stages(
         staged.folder.mkdir(exist_ok=True)
         workload = WorkloadSpec.from_dict(staged.workload)
         requests = build_requests(workload, corpus, draw=staged.repeat)
-        failure = _measure_point(staged, server, workload, requests, workload.loads[0], events)
+        record, failure = _measure_point(staged, server, workload, requests, workload.loads[0])
+        events.record(record)
         if failure is not None:
             return failure
     return None
@@ -119,8 +133,8 @@ def resolved_differently(spec: LaunchSpec) -> dict[str, Any]:
 
 
 def _measure_point(
-    spec: LaunchSpec, server: Server, workload: WorkloadSpec, requests: RequestSet, load: Load, events: EventSink
-) -> LaunchFailure | None:
+    spec: LaunchSpec, server: Server, workload: WorkloadSpec, requests: RequestSet, load: Load
+) -> tuple[PointRecord, LaunchFailure | None]:
     """One operating point. A failure that leaves the server dead ends the launch; others are facts of this point."""
     began = _now()
     raw = spec.folder / f"{load.label}-r{spec.repeat}.parquet"
@@ -140,32 +154,29 @@ def _measure_point(
         )
     except LaunchFailure as failure:
         death = server.died()
-        events.record(_point(spec, load, began, "failed", failure=death or failure))
-        return death or (failure if failure.cause is FailureCause.load_timeout else None)
+        ends = death or (failure if failure.cause is FailureCause.load_timeout else None)
+        return _point(spec, load, began, "failed", failure=death or failure), ends
     death = server.died()
     if death is not None:
-        events.record(_point(spec, load, began, "failed", failure=death))
-        return death
+        return _point(spec, load, began, "failed", failure=death), death
     proof = gather(result, server, workload, load, cache, drained_s)
     broken = broken_proof(proof, spec.proof)
-    events.record(
-        _point(
-            spec,
-            load,
-            began,
-            "measured" if broken is None else "quarantined",
-            failure=broken,
-            metrics={
-                **result.metrics,
-                "startup_s": server.startup_s,
-                "first_request_ms": server.first_request_ms,
-            },
-            intervals=result.intervals,
-            proof=proof,
-            raw=str(raw.relative_to(spec.study_dir)),
-        )
+    record = _point(
+        spec,
+        load,
+        began,
+        "measured" if broken is None else "quarantined",
+        failure=broken,
+        metrics={
+            **result.metrics,
+            "startup_s": server.startup_s,
+            "first_request_ms": server.first_request_ms,
+        },
+        intervals=result.intervals,
+        proof=proof,
+        raw=str(raw.relative_to(spec.study_dir)),
     )
-    return None
+    return record, None
 
 
 def prepare_cache(server: Server, workload: WorkloadSpec, requests: RequestSet) -> tuple[RequestSet, dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class LaunchSpec:
     serves, after the interpreter and before the model. provenance: of the points it measures. within: the study's
     subfolder it writes to. stages: of a verification, measured instead of loads; {"name", "workload", "draw"}, each
     workload with a single load. distinct_numerics: its tokens are not those of its fingerprint (launch.quality).
+    ladder: by what it leaves the list of its loads (launch.ladder.LadderRules); empty: never.
     """
 
     launch_id: str
@@ -70,6 +71,7 @@ class LaunchSpec:
     within: str = LAUNCHES_DIR
     stages: tuple[Mapping[str, Any], ...] = ()
     distinct_numerics: bool = False
+    ladder: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -156,6 +158,7 @@ def make_spec(
     loads: Sequence[Load],
     repeat: int,
     quality_runs: Sequence[str],
+    ladder: Mapping[str, Any] | None = None,
 ) -> LaunchSpec:
     """The launch of one engine config under the settings of this sweep."""
     return LaunchSpec(
@@ -180,6 +183,7 @@ def make_spec(
         price_usd_per_device_hour=config.hardware.price_usd_per_device_hour,
         command=_simulated_serve(config) if config.engine.kind == "simulated" else VLLM_SERVE,
         provenance=_PROVENANCE[config.engine.kind],
+        ladder=ladder or {},
     )
 
 

@@ -1,7 +1,7 @@
 """The truth of a study: records.jsonl, one JSON object per line, appended and fsynced, readable in ten years.
 
 Three kinds of line, each a frozen dataclass here: a launch (one start-to-stop life of a deployment), a point
-(one operating point: engine config x load, measured or failed with a cause) and a quality measurement (once
+(one operating point: engine config x load, measured or not with a cause) and a quality measurement (once
 per numerics fingerprint). Everything else (Optuna's storage, tables, fronts) can be rebuilt from this file.
 """
 
@@ -20,7 +20,11 @@ SCHEMA_VERSION = 1
 RECORDS_FILE = "records.jsonl"
 
 Purpose = Literal["baseline", "trial", "reference", "validation"]
-PointState = Literal["measured", "failed", "quarantined"]
+PointState = Literal["measured", "failed", "quarantined", "cut"]
+# The states of a point that was tried in vain.
+LOST: tuple[PointState, ...] = ("failed", "quarantined")
+# The cause of a cut point: its launch was given up before this load, see launch/ladder.py.
+DOMINATED = "dominated"
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class PointRecord:
     results.metrics.METRICS; a value that could not be measured is None, never a number. cause/detail: why a
     point that is not "measured" is not, and evidence from log or response. intervals: metric -> [low, high], the 95 %
     interval that the requests of this one run support (measure.intervals). proof: what was checked, as plain JSON.
+    A point that is "cut" was asked for and never measured: its configuration was given up at busier loads.
     """
 
     kind: ClassVar[str] = "point"

@@ -53,8 +53,8 @@ class Ledger:
 
     @property
     def settled_points(self) -> int:
-        """Operating points that need nothing more: measured, quarantined, or failed for good."""
-        return sum(self.settled(*key) for key in self._points)
+        """Operating points that need nothing more: measured, quarantined, or failed for good. Cut ones cost none."""
+        return sum(self.settled(*key) and records[-1].state != "cut" for key, records in self._points.items())
 
     @property
     def launches(self) -> Sequence[LaunchRecord]:
@@ -90,6 +90,11 @@ class Ledger:
         """The newest record of every operating point, in order of first appearance."""
         return [records[-1] for records in self._points.values()]
 
+    def settled_of(self, config_hash: str) -> list[PointRecord]:
+        """A record of each settled point of this configuration: the newest that is no transient failure, if any."""
+        mine = [records for key, records in self._points.items() if key[0] == config_hash and self.settled(*key)]
+        return [max(reversed(r), key=lambda x: not (x.state == "failed" and x.transient)) for r in mine]
+
     def operating_points(self) -> list[OperatingPoint]:
         return operating_points(self.records)
 
@@ -110,7 +115,7 @@ class Ledger:
         }
         if point.state == "failed":
             return Outcome(None, not records[-1].transient, {}, attributes)
-        if point.state == "quarantined":
+        if point.state in ("quarantined", "cut"):
             return Outcome(None, False, {}, attributes)
         if self._margins and self._quality_enabled and quality is None:
             return None

@@ -13,7 +13,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from sweep.errors import ConfigError
 from sweep.executor import Executor, Job
 from sweep.executor.clock import WALL, Clock
 from sweep.executor.packing import MAX_OVERTAKEN, NodeState, Waiting, choose
+from sweep.launch.ladder import LadderRules
 from sweep.launch.spec import WORKER_LOG, devices_needed, make_spec
 from sweep.measure.workload import HELD_OUT_DRAW, Load
 from sweep.results.points import settings
@@ -33,6 +34,7 @@ from sweep.space.search_space import SearchSpace
 from sweep.study.budget import Budget
 from sweep.study.folder import update_study
 from sweep.study.ledger import Ledger
+from sweep.study.levels import ladder_rules, next_level
 from sweep.study.proposals import Proposals, Work
 from sweep.study.quality_book import QualityBook
 from sweep.study.recover import lost_point, read_specs, recover_records, vanished
@@ -47,15 +49,25 @@ AFTER_THE_BUDGET = ("reference", "validation")
 
 @dataclass
 class Active:
-    """A launch in flight, and what it has said so far. quality_failures: run -> (cause, detail)."""
+    """A launch in flight, and what it has said so far. quality_failures: run -> (cause, detail).
+
+    extra: levels it may place itself; added: those it has measured.
+    """
 
     job: Job
     work: Work
     started: float
     phase: str = "starting"
     points: int = 0
+    extra: int = 0
+    added: int = 0
     quality_failures: dict[str, tuple[str, str]] = field(default_factory=dict)
     ended: LaunchRecord | None = None
+
+
+def _measures_first(work: Work) -> bool:
+    """Whether it asks for a configuration's own loads: no repeat, no reference, no validation."""
+    return work.purpose not in AFTER_THE_BUDGET and not work.repeat
 
 
 class StudyLoop:
@@ -141,13 +153,14 @@ class StudyLoop:
         self.ledger.add(record)
 
     def points_in_flight(self) -> int:
-        """Operating points of running launches that are not settled yet."""
-        return sum(
+        """Operating points of running launches that are not settled yet, levels they may still place included."""
+        asked = sum(
             not self.ledger.settled(a.work.engine.hash, load.label)
             for a in self.active
             if a.work.purpose != "validation"
             for load in a.work.loads
         )
+        return asked + sum(a.extra - a.added for a in self.active)
 
     def configs_tried(self) -> int:
         return len(self.proposals.visited)
@@ -279,8 +292,15 @@ class StudyLoop:
     # ------------------------------------------------------------ launching and collecting
 
     def _launch(self, work: Work) -> None:
-        if work.purpose not in AFTER_THE_BUDGET and not work.repeat:
-            work.loads = work.loads[: self.budget.points_left(self.ledger, self.points_in_flight())]
+        rules = LadderRules()
+        if _measures_first(work):
+            left = self.budget.points_left(self.ledger, self.points_in_flight())
+            work.loads = work.loads[:left]
+            rules = self._rules(work.engine)
+            extra = max(0, rules.extra - len({*work.loads} - {*self.ladder}))
+            rules = replace(rules, extra=extra if left is None else min(extra, left - len(work.loads)))
+            if work.purpose == "baseline":
+                rules = replace(rules, rivals=())  # what everything is compared with is measured whole
         self._launch_number += 1
         spec = make_spec(
             self.config,
@@ -293,10 +313,27 @@ class StudyLoop:
             loads=work.loads,
             repeat=HELD_OUT_DRAW if work.purpose == "validation" else work.repeat,
             quality_runs=self.quality.claim(work.engine.fingerprint, work.engine.hash),
+            ladder={} if rules == LadderRules() else asdict(rules),
         )
-        self.active.append(Active(self.executor.submit(spec), work, self.clock.monotonic()))
+        self.active.append(Active(self.executor.submit(spec), work, self.clock.monotonic(), extra=rules.extra))
         why = f"; {work.why}" if work.why else ""
         self._on_change(self, f"launch {spec.launch_id} ({work.purpose}): {self.describe(spec.engine)}{why}")
+
+    def _rules(self, engine: EngineConfig) -> LadderRules:
+        """What a launch of this engine config may make of its ladder."""
+        return ladder_rules(
+            self.config.ladder, self.ledger, self.config.objectives.metrics, self.mirror.bounds, self.ladder,
+            engine.hash, engine.fingerprint,
+        )  # fmt: skip
+
+    def _unplaced(self, engine: EngineConfig) -> tuple[Load, ...]:
+        """The level that a launch of this engine config, its ladder settled, was to place when its machine let it down.
+
+        One that its own configuration ended is not started again for another level.
+        """
+        rules = self._rules(engine)
+        load = next_level(self.ledger.settled_of(engine.hash), self.ladder, rules)
+        return () if load is None else (load,)
 
     def _collect(self) -> None:
         """Take in every event, and follow up on launches that ended."""
@@ -328,6 +365,7 @@ class StudyLoop:
                 self.record(record)
                 if isinstance(record, PointRecord):
                     active.points += 1
+                    active.added += record.load_label not in {load.label for load in active.work.loads}
                     message = self._describe_point(record)
                 elif isinstance(record, LaunchRecord):
                     active.ended = record
@@ -354,6 +392,8 @@ class StudyLoop:
             return  # its points are settled; what a repeat could not measure, another may
         left = tuple(load for load in work.loads if not self.ledger.settled(work.engine.hash, load.label))
         settled = tuple(load for load in work.loads if load not in left)
+        if not left and ended.transient and _measures_first(work):
+            left = self._unplaced(work.engine)
         again = work.asked_load in [load.label for load in left] and not self._interrupted
         self._untold.append(replace(work, loads=settled, trial=None if again else work.trial))
         if left and not self._interrupted:
@@ -397,7 +437,8 @@ class StudyLoop:
             self.record(record)
         self.budget.hours_before = self.ledger.active_hours()
         self.quality.compare_all()
-        last_launch = {r.config_hash: r for r in self.ledger.launches if r.purpose not in AFTER_THE_BUDGET}
+        first_looks = [r for r in self.ledger.launches if r.purpose not in AFTER_THE_BUDGET and not r.repeat]
+        last_launch = {r.config_hash: r for r in first_looks}
         for launch in last_launch.values():
             self.proposals.visited.add(launch.config_hash)
             params = None if launch.params is None else dict(launch.params)
@@ -409,6 +450,8 @@ class StudyLoop:
                 for load in begun
                 if load not in left and self.ledger.outcome(launch.config_hash, load.label) is None
             )
+            if not left and launch.transient:
+                left = self._unplaced(work.engine)
             if left:
                 self.queue.append(replace(work, loads=left, attempt=launch.attempt + 1))
             if untold:

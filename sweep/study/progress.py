@@ -99,6 +99,7 @@ class Progress:
                 "measured": states["measured"],
                 "failed": states["failed"],
                 "quarantined": states["quarantined"],
+                "cut": states["cut"],
                 "launches": len(loop.ledger.launches),
                 "configs": loop.configs_tried(),
             },

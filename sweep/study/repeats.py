@@ -41,7 +41,7 @@ Key = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Repeat:
-    """Points of one engine config, busiest first, to be measured once more as draw `repeat`."""
+    """Points of one engine config to be measured once more as draw `repeat`."""
 
     points: tuple[OperatingPoint, ...]
     repeat: int
@@ -68,7 +68,7 @@ def next_repeat(
     points = {(p.config_hash, p.load_label): p for p in ledger.operating_points()}
     control = _control(ledger, limits, points.get((baseline_hash, ladder[0].label)))
     candidates = [control] if control is not None else []
-    candidates += _open(list(points.values()), objectives, bounds, limits, ladder, ledger)
+    candidates += _open(list(points.values()), objectives, bounds, limits, ledger)
     fresh = (r for r in candidates if not exclude & {(p.config_hash, p.load_label, r.repeat) for p in r.points})
     return next(fresh, None)
 
@@ -101,7 +101,6 @@ def _open(
     objectives: Sequence[str],
     bounds: Sequence[Bound],
     limits: RepeatsConfig,
-    ladder: Sequence[Load],
     ledger: Ledger,
 ) -> Iterable[Repeat]:
     """Configs with points whose membership is open, the most open first."""
@@ -116,10 +115,9 @@ def _open(
     # What is on the front by one measurement was chosen for its luck too: however sure it looks, it is looked at again.
     keeping = [p for p in candidates if all(b.meets(p.metrics[b.metric]) for b in bounds)]
     openness |= {p.point_id: 0.5 for p in front(keeping, objectives) if p.n_repeats == 1}
-    order = {load.label: i for i, load in enumerate(ladder)}
     configs: dict[str, list[OperatingPoint]] = {}
-    for p in sorted(candidates, key=lambda p: order.get(p.load_label, len(order))):
-        if openness[p.point_id] > 1 - limits.settled and p.load_label in order:
+    for p in candidates:
+        if openness[p.point_id] > 1 - limits.settled:
             configs.setdefault(p.config_hash, []).append(p)
     ranked = sorted(configs.values(), key=lambda group: -max(openness[p.point_id] for p in group))
     found = []

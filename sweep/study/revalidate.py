@@ -1,8 +1,9 @@
 """`sweep revalidate`: after an upgrade, only the front of a study is measured again, and what moved is said.
 
 The front's configurations and the baseline become the search space of a new study, on the same requests, loads and
-settings, in a folder of its own; the old study is not touched. Their whole load ladder is measured: it decides which
-load is on the front now. Then both studies are compared (decide/compare.py).
+settings, in a folder of its own; the old study is not touched. Their whole load ladder is measured, and the levels
+that the old front has beside it (launch/ladder.py): it decides which load is on the front now. Then both studies are
+compared (decide/compare.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sweep.config import BudgetConfig, SpaceConfig, SweepConfig
+from sweep.config import BudgetConfig, LadderConfig, LoadsConfig, SpaceConfig, SweepConfig
 from sweep.decide.compare import compare, discoveries
 from sweep.decide.comparison import Comparison
 from sweep.decide.explain.change import Change, is_relative, percent_text
@@ -150,12 +151,22 @@ def _config(old: SweepConfig, best: Sequence[OperatingPoint], study: Study, over
         bundles[p.config_hash] = settings
     old.study = f"{study.name}-revalidated-{datetime.now(UTC):%Y%m%d}"
     old.storage.dir = str(study.path.resolve().parent)
+    old.ladder = LadderConfig()
+    _add_levels(old.workload.loads, [p.load for p in best])
     old.space = SpaceConfig(f"front-of-{study.name}", {DIMENSION: {"bundles": bundles}})
     old.budget = BudgetConfig()
     old.sampler.kind = "grid"
     old.validation.finalists = 0
     old.warm_start = []
     return _overridden(old, overrides)
+
+
+def _add_levels(loads: LoadsConfig, placed: Sequence[Mapping[str, Any]]) -> None:
+    """Lengthen a ladder by the loads that launches placed beside it: only plain loops and rates are."""
+    ladders: dict[str, list[Any]] = {"concurrency": loads.concurrency, "request_rate_rps": loads.request_rate_rps}
+    for name, levels in ladders.items():
+        found = {x[name] for x in placed if name in x and not x.keys() & {"rate_scale", "ramp_from_rps"}}
+        levels += sorted(found - {*levels})
 
 
 def _overridden(config: SweepConfig, overrides: Sequence[str]) -> SweepConfig:

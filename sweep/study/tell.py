@@ -92,11 +92,11 @@ class OptunaMirror:
 
     def add(self, params: Mapping[str, Label], load_label: str, outcome: Outcome) -> None:
         """Tell an operating point nobody asked for: the rest of a ladder, or a record of an earlier run."""
-        self.study.add_trial(self._frozen(params, load_label, outcome))
+        self.add_all([(params, load_label, outcome)])
 
     def add_all(self, points: Sequence[tuple[Mapping[str, Label], str, Outcome]]) -> None:
-        """Rebuild from records, in order."""
-        self.study.add_trials([self._frozen(*point) for point in points])
+        """Rebuild from records, in order. A load beyond the ladder is no value of its dimension: it is not told."""
+        self.study.add_trials([self._frozen(*point) for point in points if point[1] in self.load_labels])
 
     def reject(self, trial: optuna.Trial, reasons: Sequence[str]) -> None:
         """Tell that a rule forbids this configuration: it was never launched."""

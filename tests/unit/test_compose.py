@@ -42,6 +42,7 @@ def test_every_shipped_space_composes_and_has_members(space: str) -> None:
         "budget",
         "quality",
         "proof",
+        "ladder",
         "storage",
     ],
 )
@@ -145,6 +146,9 @@ def test_users_own_folder_comes_first(tmp_path: Path) -> None:
         (["space.params.max_num_seqs.choises=[1]"], "unknown key 'space.params.max_num_seqs.choises'", "'choices'"),
         (["workload.temperature=hot"], "workload.temperature: Value 'hot'", None),
         (["hardware.devices=2.5"], "hardware.devices: Value '2.5'", None),
+        (["ladder=adaptiv"], "ladder=adaptiv does not exist", "did you mean 'adaptive'?"),
+        (["ladder.extra_levels=-1"], "ladder.extra_levels=-1 is negative", "give 0"),
+        (["ladder.cut_confidence=95"], "ladder.cut_confidence=95.0 is no confidence", "between 0.5 and 1"),
         (["nonsense"], "'nonsense' is not an override", "key=value"),
         (["study=a/b"], "study='a/b' is not a folder name", None),
         (["+engine.args.port=80"], "engine.args.port=80 is set by sweep itself", "remove"),

@@ -36,7 +36,7 @@ class OverrideWorth:
     @property
     def text(self) -> str:
         """One line for people."""
-        if self.without is None:
+        if self.without is None or self.without.state == "cut":
             return f"{self.setting}: not measured without it"
         if self.without.state != "measured":
             return f"{self.setting}: needed, without it: {self.without.cause}"

@@ -10,6 +10,7 @@ from sweep.decide.plots import theme
 from sweep.decide.plots.knobs import knob_values
 from sweep.decide.wording import number_text, plural
 from sweep.results.points import OperatingPoint
+from sweep.results.records import LOST
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -26,7 +27,7 @@ def failure_figure(points: Sequence[OperatingPoint]) -> go.Figure:
     """
     import plotly.graph_objects as go
 
-    lost = [p for p in points if p.state != "measured"]
+    lost = [p for p in points if p.state in LOST]
     causes = sorted({_cause(p) for p in lost}, key=lambda c: -sum(_cause(p) == c for p in lost))
     rows: list[tuple[str, int, list[int]]] = []
     for name, values in knob_values(points).items():
@@ -34,7 +35,7 @@ def failure_figure(points: Sequence[OperatingPoint]) -> go.Figure:
         for p, label in zip(points, _labels(values), strict=True):
             groups.setdefault(label, []).append(p)
         for label, group in groups.items():
-            counts = [sum(p.state != "measured" and _cause(p) == c for p in group) for c in causes]
+            counts = [sum(p.state in LOST and _cause(p) == c for p in group) for c in causes]
             if any(counts):
                 rows.append((f"{name} = {label}", len(group), counts))
     usual = [sum(_cause(p) == c for p in lost) / len(points) for c in causes]

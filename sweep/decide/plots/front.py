@@ -16,6 +16,7 @@ from sweep.errors import ConfigError, did_you_mean
 from sweep.results.front import eligible, front, ineligible
 from sweep.results.metrics import METRICS, get_metric
 from sweep.results.points import OperatingPoint, cell, settings
+from sweep.results.records import LOST
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -279,7 +280,7 @@ def _add_strip(figure: go.Figure, lost: Mapping[str, list[OperatingPoint]], hove
                 mode="markers",
                 marker={
                     "symbol": [{"measured": "circle-open", "failed": "x"}.get(s, "diamond-open") for s in states],
-                    "color": [theme.MISSING if s == "measured" else theme.FAILED for s in states],
+                    "color": [theme.FAILED if s in LOST else theme.MISSING for s in states],
                     "size": 9 if count <= theme.MANY else 6,
                 },
                 showlegend=False,

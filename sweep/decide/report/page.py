@@ -34,6 +34,7 @@ from sweep.measure.cost import Usage
 from sweep.results.front import eligible, front
 from sweep.results.metrics import get_metric
 from sweep.results.points import failures
+from sweep.results.records import LOST
 
 REPORT_FILE = "report.html"
 _SCRIPTS = ("pick.js", "figures.js", "sliders.js", "table.js")
@@ -179,7 +180,7 @@ class _Page:
                 ("all", "all", " checked"),
                 ("front", "on the front", ""),
                 ("sla", "meets the SLA", ""),
-                ("lost", "failed or quarantined", ""),
+                ("lost", "not measured", ""),
             )
         )
         return (
@@ -239,5 +240,5 @@ class _Page:
 
     def _failures(self) -> str:
         table = sections.failure_table(failures(self.study.records))
-        lost: Sequence[Any] = [p for p in self.points if p.state != "measured"]
+        lost: Sequence[Any] = [p for p in self.points if p.state in LOST]
         return (self._figure(Shown("failure-map", "", failure_figure(self.points))) if lost else "") + table

@@ -16,7 +16,7 @@ from sweep.errors import SweepError
 from sweep.results.front import eligible, front, ineligible
 from sweep.results.metrics import Metric, get_metric
 from sweep.results.points import OperatingPoint
-from sweep.results.records import LaunchRecord
+from sweep.results.records import LOST, LaunchRecord
 from sweep.results.uncertainty import front_probability
 from sweep.results.validation import is_validation, validations
 
@@ -58,7 +58,7 @@ def learned(study: Study, best: Sequence[OperatingPoint], shared: Mapping[str, A
     if not measured:
         return [f"{plural(len(points), 'operating point')} tried, none measured yet."]
     launches = [r for r in study.records if isinstance(r, LaunchRecord)]
-    lost = len(points) - len(measured)
+    lost, cut = sum(p.state in LOST for p in points), sum(p.state == "cut" for p in points)
     configs = len({p.config_hash for p in measured})
     hours = sum(r.duration_s for r in launches) / 3600
     sentences = [
@@ -66,6 +66,7 @@ def learned(study: Study, best: Sequence[OperatingPoint], shared: Mapping[str, A
         f"{plural(len(launches), 'launch')}"
         + (f" ({hours:.1f} h of server time)" if hours >= 0.1 else "")
         + (f"; {lost} more failed or were quarantined, each with its cause below." if lost else "; nothing failed.")
+        + (f" {cut} more were not measured: their configurations were dominated at busier loads." if cut else "")
     ]
     names = " × ".join(escape(get_metric(o).label) for o in study.objectives)
     out = [p for p, _ in ineligible(measured, study.objectives)] if study.objectives else []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from sweep.errors import ConfigError
 from sweep.estimate import is_available
 from sweep.executor.clock import VirtualClock
 from sweep.executor.estimated import EstimatedExecutor, EstimatedJob
+from sweep.launch.ladder import LadderRules, Limit, Rival
 from sweep.launch.spec import build_engine, make_spec
 from sweep.results.records import LaunchRecord, PointRecord, record_from_dict
 from sweep.study.proposals import load_ladder
@@ -38,6 +41,18 @@ def submit(
             attempt=0, loads=load_ladder(config)[:2], repeat=0, quality_runs=(),
         )
     )  # fmt: skip
+
+
+def walk(tmp_path: Path, rules: LadderRules) -> list[PointRecord]:
+    """The points of one launch over [256, 64, 8, 1] by these rules."""
+    config, executor, clock = make(tmp_path, "workload.loads.concurrency=[1,8,64,256]")
+    engine = build_engine(config, {})
+    spec = make_spec(
+        config, tmp_path / "s", launch_id="0001-x", engine=engine, params={}, purpose="trial", attempt=0,
+        loads=load_ladder(config), repeat=0, quality_runs=(), ladder=asdict(rules),
+    )  # fmt: skip
+    ((*points, _),) = finish(clock, executor.submit(spec))
+    return [p for p in points if isinstance(p, PointRecord)]
 
 
 def finish(clock: VirtualClock, *jobs: EstimatedJob) -> list[list[PointRecord | LaunchRecord]]:
@@ -66,6 +81,19 @@ def test_a_launch_takes_minutes_of_virtual_time_and_says_what_a_real_one_says(tm
         assert (record.state, record.provenance) == ("measured", "estimated")
         assert record.metrics["startup_s"] == end.startup_s
     assert first.started_at < second.started_at < end.finished_at
+
+
+def test_a_launch_places_levels_and_cuts_loads_as_a_real_one_does(tmp_path: Path) -> None:
+    plain = walk(tmp_path / "plain", LadderRules())
+    assert [p.load_label for p in plain] == ["c256", "c64", "c8", "c1"]
+    between = math.sqrt(float(plain[1].metrics["itl_p50_ms"] or 0) * float(plain[2].metrics["itl_p50_ms"] or 0))
+    found = walk(tmp_path / "limit", LadderRules(extra=2, limits=(Limit("itl_p50_ms", between),)))
+    assert all(8 < p.load["concurrency"] < 64 for p in found[4:]) and len(found) == 6
+    name = "cost_usd_per_mtok"
+    rules = LadderRules(confidence=0.9, objectives=(name,), rivals=(Rival("r", {name: 1e-6}, {name: 0.0}),))
+    cut = walk(tmp_path / "cut", replace(rules, spreads={name: (0.05, 4)}))
+    assert [p.state for p in cut] == ["measured", "measured", "cut", "cut"]
+    assert cut[-1].provenance == "estimated" and cut[-1].started_at >= cut[1].finished_at
 
 
 def test_what_the_kernel_data_does_not_cover_fails_at_once_and_is_not_guessed(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_status_counts_names_the_best_and_ends_finished(tmp_path: Path) -> None:
     assert session.reporter is not None
     last = session.statuses[-1]
     assert last["state"] == "running" and last["counts"] == {
-        "settled": 9, "measured": 6, "failed": 3, "quarantined": 0, "launches": 3, "configs": 3,
+        "settled": 9, "measured": 6, "failed": 3, "quarantined": 0, "cut": 0, "launches": 3, "configs": 3,
     }  # fmt: skip
     assert last["best"] == {
         "output_throughput_tok_s": {"value": 80.0, "config": "vLLM's defaults", "load": "c8"},
