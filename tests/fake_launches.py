@@ -247,6 +247,7 @@ def ended(spec: LaunchSpec, cause: FailureCause | None = None, *, duration_s: fl
         finished_at=f"2026-01-01T{hour:02d}:{minute:02d}:30+00:00",
         attempt=spec.attempt,
         repeat=spec.repeat,
+        vllm_version="0" if cause is None else None,
     )
     return {"event": "record", "record": to_dict(record)}
 

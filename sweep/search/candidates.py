@@ -23,6 +23,7 @@ _UNLIKE = 0.1
 _INACTIVE = "(inactive)"
 
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 Key = tuple[tuple[str, Label], ...]
 
 

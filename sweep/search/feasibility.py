@@ -4,6 +4,9 @@ Two views, of which the gloomier counts. A Gaussian process on the indicator of 
 classification: Rasmussen & Williams, ch. 6.5) sees that failures are near one another, as where memory runs out; all
 causes share one kernel, so they cost one factorization. And crashes live where two settings meet: `suspicion` looks for
 the pair that failures have in common and no success has.
+
+What happened elsewhere (another vLLM, model or device) counts with less strength than 1: a measurement with that much
+more noise for the process, part of a failure or of a success for the suspicion; and it convicts nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ _SURE = 0.02
 _ACQUITTAL, _DOUBT = 3.0, 0.5
 # From here on a pair of settings is a rule: three failures and no success, and it is not launched again.
 CONVICTED = 0.85
+# Of what happened with another vLLM, model or device: a failure there makes one here as likely as not.
+ELSEWHERE = 0.5
 
 
 @dataclass(frozen=True)
@@ -53,19 +58,22 @@ class Feasibility:
         return result
 
 
-def fit_feasibility(among: Basis, causes: Sequence[str | None]) -> Feasibility:
-    """among: likeness of the configurations tried. causes: of each, None where it ran."""
+def fit_feasibility(among: Basis, causes: Sequence[str | None], strength: FloatArray | None = None) -> Feasibility:
+    """among: likeness of the configurations tried. causes: of each, None where it ran. strength: of each, 0 to 1."""
     names = tuple(sorted({cause for cause in causes if cause is not None}))
     if not names:
         return Feasibility((), np.zeros(0), np.zeros((len(causes), 0)))
     indicator = np.array([[float(cause == name) for name in names] for cause in causes])
-    base = (indicator.sum(axis=0) + _USUAL_FAILURE) / (len(causes) + 1.0)
-    kernel = _kernel(among) + _NOISE**2 * np.eye(len(causes))
+    weight = np.ones(len(causes)) if strength is None else strength
+    base = (weight @ indicator + _USUAL_FAILURE) / (weight.sum() + 1.0)
+    kernel = _kernel(among) + np.diag(_NOISE**2 + _DEVIATION**2 * (1.0 - weight) / weight)
     return Feasibility(names, base, np.linalg.solve(kernel, indicator - base))
 
 
-def suspicion(rows: IntArray, seen: IntArray, failed: npt.NDArray[np.bool_]) -> FloatArray:
-    """P(it fails) by the most suspect pair of settings it has, (rows,). rows, seen: codes; failed: of those seen.
+def suspicion(
+    rows: IntArray, seen: IntArray, failed: npt.NDArray[np.bool_], strength: FloatArray | None = None
+) -> FloatArray:
+    """P(it fails) by the most suspect pair of settings it has, (rows,). rows, seen: codes; failed, strength: of those.
 
     Every failure blames its most suspect pairs, so that what one pair explains does not make others suspect.
     """
@@ -78,15 +86,16 @@ def suspicion(rows: IntArray, seen: IntArray, failed: npt.NDArray[np.bool_]) -> 
     asked = np.stack([rows[:, i] * width + rows[:, j] for i, j in pairs], axis=1)
     tables = np.zeros((2, len(pairs), width * width))
     which = np.arange(len(pairs))
-    for key, bad in zip(keys, failed, strict=True):
-        tables[int(bad), which, key] += 1.0
+    weight = np.ones(len(failed)) if strength is None else strength
+    for key, bad, counts in zip(keys, failed, weight, strict=True):
+        tables[int(bad), which, key] += counts
     ran, fell = tables
     suspect = fell / (fell + _ACQUITTAL * ran + 1.0)
     blamed = np.zeros_like(fell)
-    for key in keys[failed]:
+    for key, counts in zip(keys[failed], weight[failed], strict=True):
         own = suspect[which, key]
         worst = own >= 0.95 * own.max()
-        blamed[which[worst], key[worst]] += 1.0 / worst.sum()
+        blamed[which[worst], key[worst]] += counts / worst.sum()
     final = blamed / (blamed + _ACQUITTAL * ran + _DOUBT)
     result = np.asarray(final[which[None, :], asked].max(axis=1), dtype=np.float64)
     return np.minimum(result, 1.0 - _SURE)

@@ -8,6 +8,10 @@ integral, over everything the front does not dominate yet, of the probability th
 
 over places u spread evenly (an additive recurrence with the generalized golden ratio) over what is still open and
 within reach. The loads of one launch err together, so "some load" is the likeliest one.
+
+With constraints a point gains only as far as it keeps them: each probability is multiplied by that of keeping every
+bound (constrained expected improvement: Schonlau, Welch & Jones 1998; Gardner et al. 2014). A bound on an objective is
+part of the same event, P(y_j <= min(u_j, bound_j)).
 """
 
 from __future__ import annotations
@@ -78,6 +82,18 @@ def _dominated(at: FloatArray, front: FloatArray) -> npt.NDArray[np.bool_]:
 def normal_cdf(x: FloatArray) -> FloatArray:
     """Phi to within 2e-4: the tanh form of Page (1977)."""
     result: FloatArray = 0.5 * (1.0 + np.tanh(0.7978845608 * x * (1.0 + 0.044715 * x * x)))
+    return result
+
+
+def log_kept(mean: FloatArray, deviation: FloatArray, bounds: FloatArray) -> FloatArray:
+    """log P(every bound is kept), (...). mean, deviation: (..., columns); bounds: (columns,), infinite where none.
+
+    The logarithm tells hopeless from more hopeless. In the tail by the bound of Sampford (1953) on Mills' ratio.
+    """
+    x = (bounds - mean) / deviation
+    t = np.maximum(-x, 2.0)
+    tail = -0.5 * t * t - 0.5 * np.log(2 * np.pi) + np.log(4.0 / (3.0 * t + np.sqrt(t * t + 8.0)))
+    result: FloatArray = np.where(x < -2.0, tail, np.log(normal_cdf(np.maximum(x, -2.0)))).sum(axis=-1)
     return result
 
 

@@ -10,22 +10,28 @@ never waits for a batch. One suggestion goes through these stages, and says whic
     explore  any configuration, now and then, so that a wrong model cannot keep the search away from anything
     undo     a front point without one of its overrides: the simpler of two that tie is kept
     stop     no launch is expected to gain more than `least_gain` of the hypervolume that is known
+
+Constraints: only points that keep every bound make the front and its hypervolume, and an expected gain counts as far
+as the bounds are likely to be kept (search.gain). While points were measured and none keeps them, the launch is sought
+that is likeliest to, per GPU-second, whatever it gains (Gelbart, Snoek & Adams 2014), and the front that is refined is
+the point that misses by least.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from sweep.measure.workload import Load
 from sweep.results.front import nondominated
-from sweep.search.candidates import Candidates, IntArray, key_of
-from sweep.search.feasibility import CONVICTED, LENGTH, fit_feasibility, suspicion
-from sweep.search.gain import Places, best_loads, chance, draw_places, load_gains, more_loads
-from sweep.search.history import FloatArray, Scale, Tried, Values
+from sweep.results.metrics import get_metric
+from sweep.search.candidates import BoolArray, Candidates, IntArray, key_of
+from sweep.search.feasibility import CONVICTED, ELSEWHERE, LENGTH, fit_feasibility, suspicion
+from sweep.search.gain import Places, best_loads, chance, draw_places, load_gains, log_kept, more_loads
+from sweep.search.history import Constraint, Evidence, FloatArray, Scale, Tried, Values
 from sweep.search.model import LENGTHS, MAX_ROWS, Basis, Fit, basis, fit
 from sweep.space.search_space import Params, SearchSpace
 
@@ -43,14 +49,22 @@ _PRIOR_ERROR = 0.3
 _NO_PRIOR_ERROR = 1.0
 # Model and estimate are off by at least this much for a configuration nobody launched.
 _LEAST_ERROR = 0.02
+# The same of any configuration, where they are only ranked; and predicted points count as within reach, or as the
+# front's, if they keep the bounds with these probabilities.
+_USUAL_ERROR = 0.15
+_WITHIN_REACH, _PROBABLE = 0.1, 0.5
+# A bound that nobody kept so far takes this many times the launches before it is given up.
+_PATIENCE = 3
 # How much better than predicted a configuration may turn out, on the model's scale.
 _REACH = 0.35
 _TIE = 0.03
+# Bounds beyond this, on the model's scale, are none.
+_NO_BOUND = 600.0
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What an estimator says of a configuration at a load. values: one per objective, natural units, None if unknown.
+    """What an estimator says of a configuration at a load. values: as Tried.points, natural units, None if unknown.
 
     fits: whether it would start; None: too close to call.
     """
@@ -87,7 +101,8 @@ class Options:
 class Suggestion:
     """loads: the part of the ladder worth measuring, busiest first. stage, why: for people.
 
-    gain: expected share of the known hypervolume; None where nothing is known yet. gpu_seconds: expected cost.
+    gain: expected share of the known hypervolume, or while no point keeps the bounds the probability that one of these
+    does; None where nothing is known yet. gpu_seconds: expected cost.
     """
 
     params: Params
@@ -100,33 +115,49 @@ class Suggestion:
 
 @dataclass
 class _View:
-    """History as arrays. rows, loads, values: (n,), (n,), (n, objectives) of the measured points, in natural units."""
+    """History as arrays. rows, loads, values, kept: (n,), (n,), (n, metrics), (n,) of the measured points.
+
+    values: in natural units. kept: whether every bound is.
+    """
 
     rows: IntArray
     loads: IntArray
     values: FloatArray
+    kept: BoolArray
     tried: dict[int, str | None]
     asked: dict[int, set[int]]
     startup_s: float
     load_s: FloatArray
     pending: list[int] = field(default_factory=list)
 
+    @property
+    def seeking(self) -> bool:
+        """Whether points were measured and none keeps the bounds."""
+        return len(self.kept) > 0 and not self.kept.any()
+
 
 @dataclass(frozen=True)
 class _Scores:
-    """Gains of the shortlisted rows at once. mean, deviation: (rows, loads, objectives), NaN where not to be asked."""
+    """Gains of the shortlisted rows at once. mean, deviation: (rows, loads, objectives), NaN where not to be asked.
+
+    keeps: (rows, loads), P(the bounds are kept) that `places` do not know of; while seeking, relative to the likeliest.
+    """
 
     rows: IntArray
     mean: FloatArray
     deviation: FloatArray
+    keeps: FloatArray
     runs: FloatArray
     places: Places
     cause: str | None
+    seeking: bool
 
 
 class Search:
     """space: what may be launched. ladder: loads, busiest first. objectives: metric names. prior: an estimator or None.
 
+    constraints: what a point must keep to count. metrics: what is modelled, the columns of Tried.points: the
+    objectives, then what else is constrained. evidence: what became of configurations elsewhere, not of this history.
     devices_of: of a configuration. allowed: what else must hold of one. members: every one there is, where it is known.
     """
 
@@ -141,13 +172,21 @@ class Search:
         devices_of: Callable[[Params], int] = lambda _: 1,
         allowed: Callable[[Params], bool] = lambda _: True,
         members: Sequence[Params] | None = None,
+        constraints: Sequence[Constraint] = (),
+        evidence: Sequence[Evidence] = (),
         options: Options | None = None,
     ) -> None:
         self.space, self.ladder, self.objectives = space, tuple(ladder), tuple(objectives)
+        by_name = {c.name: c for c in constraints}
+        self.metrics = tuple(dict.fromkeys([*self.objectives, *by_name]))
+        self._signs = tuple(by_name[n].sign if n in by_name else get_metric(n).sign for n in self.metrics)
+        self._bounds = np.array([by_name[n].bound if n in by_name else sign * np.inf
+                                 for n, sign in zip(self.metrics, self._signs, strict=True)])  # fmt: skip
         self.options = options or Options()
         self.candidates = Candidates(space, seed, allowed, members)
         self._prior, self._seed, self._devices_of = prior, seed, devices_of
         self._labels = [load.label for load in self.ladder]
+        self.learn(evidence)
         self._guessed: list[FloatArray] = []
         self._fits: list[bool] = []
         self._devices: list[int] = []
@@ -182,7 +221,8 @@ class Search:
         free = self._free(view)
         if not len(free):
             return "every configuration was launched"
-        if len(view.tried) < self.options.least_launches or not len(view.values):
+        least = self.options.least_launches * (_PATIENCE if view.seeking else 1)
+        if len(view.tried) < least or not len(view.values):
             return None
         if self._undo(view, free) is not None:
             return None
@@ -191,10 +231,16 @@ class Search:
         gain = self._relative(scores, self._choose(view, scores, scores.rows)[1])
         if gain > self.options.least_gain:
             return None
+        if view.seeking:
+            return f"no point keeps the bounds, and the likeliest launch does with a probability of {gain:.2%}"
         return (
             f"no launch is expected to gain more than {self.options.least_gain:.1%} of the hypervolume "
             f"(the best {gain:.2%})"
         )
+
+    def learn(self, evidence: Sequence[Evidence]) -> None:
+        """Let failures and successes elsewhere count for what is likely to run, in place of what was learnt before."""
+        self._evidence = {self.candidates.row(e.params): e for e in evidence if self.candidates.launchable(e.params)}
 
     def undo(self, history: Sequence[Tried]) -> Suggestion | None:
         """A front point without one of its overrides, where that was not measured; None if there is none left."""
@@ -252,7 +298,7 @@ class Search:
                 among, stage = near, "refine"
         index, gain, cost, loads = self._choose(view, scores, among)
         relative = self._relative(scores, gain)
-        if stage == "exploit" and relative < self.options.least_gain:
+        if stage == "exploit" and relative < self.options.least_gain and not view.seeking:
             undo = self._undo(view, free)
             if undo is not None:
                 return undo
@@ -261,6 +307,8 @@ class Search:
             return self._explore(view, free, rng)
         row = int(scores.rows[index])
         why = f"expected to add {relative:.1%} of the hypervolume for {cost:,.0f} GPU-seconds"
+        if view.seeking:
+            why = f"no point keeps the bounds yet, this one does with {relative:.0%} for {cost:,.0f} GPU-seconds"
         why = {"seed": f"on the estimated front: {why}", "refine": f"beside the front: {why}"}.get(stage, why)
         if scores.cause is not None and scores.runs[index] < 0.9:
             why += f"; {1 - scores.runs[index]:.0%} that it fails"
@@ -270,6 +318,8 @@ class Search:
     def _undo(self, view: _View, free: IntArray) -> Suggestion | None:
         """A simplest configuration of the front, without one more of its overrides."""
         open_ = set(free.tolist())
+        if view.seeking:
+            return None
         for row in self._front_rows(view):
             kept = self._simplest(view, row)
             for simpler in self.candidates.simpler(self.candidates.members[kept]):
@@ -308,11 +358,13 @@ class Search:
         usual = float(np.mean(every)) if every else _LOAD_S
         load_s = np.array([float(np.mean(seconds.get(i, [usual]))) for i in range(len(self.ladder))])
         keys = list(sums)
-        means = np.array([np.mean(sums[k], axis=0) for k in keys]).reshape(len(keys), len(self.objectives))
+        means = np.array([np.mean(sums[k], axis=0) for k in keys]).reshape(len(keys), len(self.metrics))
+        signs = np.array(self._signs)
         return _View(
             np.array([k[0] for k in keys], dtype=np.int64),
             np.array([k[1] for k in keys], dtype=np.int64),
             means,
+            (signs * means <= signs * self._bounds).all(axis=1),
             tried,
             asked,
             float(np.mean(startups)) if startups else _STARTUP_S,
@@ -324,10 +376,10 @@ class Search:
         """Ask the estimator about members it has not been asked about."""
         for params in self.candidates.members[len(self._guessed) :]:
             guesses = [None if self._prior is None else self._prior(params, load) for load in self.ladder]
-            table = np.full((len(self.ladder), len(self.objectives)), np.nan)
+            table = np.full((len(self.ladder), len(self.metrics)), np.nan)
             for i, guess in enumerate(guesses):
                 if guess is not None:
-                    table[i] = [np.nan if v is None else v for v in guess.values]
+                    table[i, : len(guess.values)] = [np.nan if v is None else v for v in guess.values]
             self._guessed.append(table)
             self._fits.append(not any(g is not None and g.fits is False for g in guesses))
             self._devices.append(self._devices_of(params))
@@ -349,8 +401,15 @@ class Search:
     def _front_rows(self, view: _View) -> list[int]:
         if not len(view.values):
             return []
-        scale = Scale.of(self.objectives, view.values)
-        return list(dict.fromkeys(view.rows[nondominated(scale.forward(view.values))].tolist()))
+        scale = Scale.of(self._signs, view.values)
+        values = scale.forward(view.values)
+        if view.seeking:
+            return [int(view.rows[int(_misses(values, scale.forward(self._bounds)).argmin())])]
+        return list(dict.fromkeys(view.rows[view.kept][nondominated(self._of_objectives(values[view.kept]))].tolist()))
+
+    def _of_objectives(self, values: FloatArray) -> FloatArray:
+        """(..., metrics) -> (..., objectives)"""
+        return values[..., : len(self.objectives)]
 
     def _near_front(self, view: _View, among: IntArray) -> IntArray:
         near = {r for row in self._front_rows(view) for r in self.candidates.neighbours(self.candidates.members[row])}
@@ -362,7 +421,7 @@ class Search:
         while True:
             ties = [
                 r for r in self.candidates.simpler(self.candidates.members[current])
-                if r in view.tried and _tie(view, r, row)
+                if r in view.tried and _tie(view, r, row, len(self.objectives))
             ]  # fmt: skip
             if not ties:
                 return current
@@ -372,15 +431,20 @@ class Search:
 
     def _runs(self, view: _View, rows: IntArray) -> tuple[FloatArray, str | None]:
         """P(it runs) of each row, and the most frequent cause of failure so far."""
-        if not view.tried:
+        elsewhere = {row: e for row, e in self._evidence.items() if row not in view.tried}
+        causes = [*view.tried.values(), *(e.cause for e in elsewhere.values())]
+        if not causes:
             return np.full(len(rows), 0.95), None
-        seen = np.array(list(view.tried), dtype=np.int64)
+        seen = np.array([*view.tried, *elsewhere], dtype=np.int64)
+        strength = np.array([*(1.0 for _ in view.tried), *(1.0 if e.same else ELSEWHERE for e in elsewhere.values())])
+        facts = strength == 1.0
         codes, tables = self.candidates.codes, self._tables[LENGTH]
-        model = fit_feasibility(basis(tables, codes[seen], codes[seen]), list(view.tried.values()))
+        model = fit_feasibility(basis(tables, codes[seen], codes[seen]), causes, strength)
         runs = model.runs(basis(tables, codes[rows], codes[seen]))
-        failed = np.array([cause is not None for cause in view.tried.values()])
-        suspect = suspicion(codes[rows], codes[seen], failed)
-        runs = np.where(suspect >= CONVICTED, 0.0, np.minimum(runs, 1.0 - suspect))
+        failed = np.array([cause is not None for cause in causes])
+        suspect = suspicion(codes[rows], codes[seen], failed, strength)
+        known = suspect if facts.all() else suspicion(codes[rows], codes[seen[facts]], failed[facts])
+        runs = np.where(known >= CONVICTED, 0.0, np.minimum(runs, 1.0 - suspect))
         return runs, (model.causes[0] if model.causes else None)
 
     def _score(self, view: _View, free: IntArray, rng: np.random.Generator) -> _Scores:
@@ -391,20 +455,19 @@ class Search:
             self._guess_all()
             free = self._free(view)
         guessed = np.array(self._guessed)
-        scale = Scale.of(self.objectives, np.concatenate([view.values, guessed.reshape(-1, len(self.objectives))]))
-        measured, prior = scale.forward(view.values), scale.forward(guessed)
-        fits, used = self._fit(view, measured, prior)
-        means = self._predict(view, used, fits, free, prior, errors=False)[0]
+        scale = Scale.of(self._signs, np.concatenate([view.values, guessed.reshape(-1, len(self.metrics))]))
+        measured, prior, bounds = scale.forward(view.values), scale.forward(guessed), scale.forward(self._bounds)
+        fits, used = self._fit(view, measured, prior, bounds)
+        means = self._predict(view, used, fits, free, prior, bounds, errors=False)[0]
         pending = np.array(view.pending, dtype=np.int64)
-        expected = _flat(self._predict(view, used, fits, pending, prior, errors=False)[0])
-        known = np.concatenate([measured, expected]) if view.pending else measured
-        front = known[nondominated(known)] if len(known) else known
-        flat = _flat(means)
-        worst = np.concatenate([flat, measured]).max(axis=0)
-        places = draw_places(front, flat - _REACH, worst, int(rng.integers(2**31)))
+        expected = _flat(self._predict(view, used, fits, pending, prior, bounds, errors=False)[0])
+        places = self._places(view, measured, expected, _flat(means), bounds, int(rng.integers(2**31)))
         runs, cause = self._runs(view, free)
         self._hide_asked(view, free, means)
-        coarse = load_gains(places, means, np.full_like(means, 0.15), coarse=True)
+        usual = np.full_like(means, _USUAL_ERROR)
+        coarse, _ = self._keeps(view, means, usual, bounds)
+        if not view.seeking:
+            coarse *= load_gains(places, self._of_objectives(means), self._of_objectives(usual), coarse=True)
         rate = runs * (coarse / view.load_s).max(axis=1) / np.array(self._devices)[free]
         near = set(self._near_front(view, free).tolist())
         order = np.argsort(-rate)
@@ -412,15 +475,59 @@ class Search:
         picked |= dict.fromkeys(rng.permutation(len(free))[:_RANDOM].tolist())
         index = np.array(list(picked), dtype=np.int64)
         rows = free[index]
-        mean, deviation = self._predict(view, used, fits, rows, prior, errors=True)
+        mean, deviation = self._predict(view, used, fits, rows, prior, bounds, errors=True)
         self._hide_asked(view, rows, mean)
-        return _Scores(rows, mean, np.maximum(deviation, _LEAST_ERROR), runs[index], places, cause)
+        deviation = np.maximum(deviation, _LEAST_ERROR)
+        keeps, likeliest = self._keeps(view, mean, deviation, bounds)
+        if (
+            view.seeking
+        ):  # one place, which a point covers by keeping the bounds: its weight makes of shares probabilities
+            places = replace(places, at=places.at[:1], weight=likeliest, dominated=1.0)
+        mean, deviation = self._of_objectives(mean), self._of_objectives(deviation)
+        return _Scores(rows, mean, deviation, keeps, runs[index], places, cause, view.seeking)
 
-    def _fit(self, view: _View, measured: FloatArray, prior: FloatArray) -> tuple[list[Fit], IntArray]:
-        """One process per objective, on the measured points that matter most."""
+    def _places(
+        self,
+        view: _View,
+        measured: FloatArray,
+        expected: FloatArray,
+        predicted: FloatArray,
+        bounds: FloatArray,
+        seed: int,
+    ) -> Places:
+        """Where the front may grow, within the bounds: beyond what is measured and what pending launches promise."""
+        probable = _kept_with(expected, bounds) >= _PROBABLE
+        known = self._of_objectives(np.concatenate([measured[view.kept], expected[probable]]))
+        front = known[nondominated(known)] if len(known) else known
+        likely = _kept_with(predicted, bounds) >= _WITHIN_REACH
+        reach = self._of_objectives(predicted[likely] if likely.any() else predicted)
+        every = self._of_objectives(np.concatenate([predicted, measured]))
+        limits = self._of_objectives(bounds)
+        worst = np.maximum(np.minimum(every.max(axis=0), limits), np.concatenate([reach, front]).min(axis=0))
+        places = draw_places(front, reach - _REACH, worst, seed)
+        return replace(places, at=np.minimum(places.at, limits))
+
+    def _keeps(
+        self, view: _View, mean: FloatArray, deviation: FloatArray, bounds: FloatArray
+    ) -> tuple[FloatArray, float]:
+        """(P(the bounds on no objective are kept), 1) of each load, (configs, loads); 0 where it is not to be asked.
+
+        While seeking: of all bounds, as a share of the likeliest; and the probability of that one.
+        """
+        first = 0 if view.seeking else len(self.objectives)
+        kept = log_kept(mean[..., first:], deviation[..., first:], bounds[first:])
+        kept = np.where(np.isfinite(mean).all(axis=-1), kept, -np.inf)
+        top = float(kept.max()) if view.seeking else 0.0
+        result: FloatArray = np.exp(kept - top)
+        return result, float(np.exp(top))
+
+    def _fit(
+        self, view: _View, measured: FloatArray, prior: FloatArray, bounds: FloatArray
+    ) -> tuple[list[Fit], IntArray]:
+        """One process per metric, on the measured points that matter most."""
         if not len(measured):
             return [], np.zeros(0, dtype=np.int64)
-        used = _relevant(measured)
+        used = _relevant(self._of_objectives(measured), _misses(measured, bounds))
         codes = self.candidates.codes[view.rows[used]]
         loads = view.loads[used]
         bases = {
@@ -428,24 +535,26 @@ class Search:
             for length in LENGTHS
         }
         fits = []
-        for j in range(len(self.objectives)):
+        for j in range(len(self.metrics)):
             known = prior[view.rows[used], loads, j]
             fits.append(fit(bases, measured[used, j], known if np.isfinite(known).any() else None))
         return fits, used
 
     def _predict(
-        self, view: _View, used: IntArray, fits: Sequence[Fit], rows: IntArray, prior: FloatArray, *, errors: bool
-    ) -> tuple[FloatArray, FloatArray]:
-        """(mean, deviation), each (rows, loads, objectives)."""
+        self, view: _View, used: IntArray, fits: Sequence[Fit], rows: IntArray, prior: FloatArray, bounds: FloatArray,
+        *, errors: bool,
+    ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+        """(mean, deviation), each (rows, loads, metrics)."""
         if not fits:
             mean, unknown = prior[rows].copy(), np.isnan(prior[rows])
             rows_known = prior.reshape(-1, prior.shape[-1])
-            counts = np.isfinite(rows_known).sum(axis=0)  # 0: nobody knows this objective yet, so it separates nothing
-            usual = np.nansum(rows_known, axis=0) / np.maximum(counts, 1)
+            counts = np.isfinite(rows_known).sum(axis=0)  # 0: nobody knows this metric yet, so it separates nothing
+            at_its_bound = np.where(np.abs(bounds) < _NO_BOUND, bounds, 0.0)
+            usual = np.where(counts > 0, np.nansum(rows_known, axis=0) / np.maximum(counts, 1), at_its_bound)
             mean[unknown] = np.broadcast_to(usual, mean.shape)[unknown]
             return mean, np.where(unknown, _NO_PRIOR_ERROR, _PRIOR_ERROR)
         codes = self.candidates.codes
-        mean = np.empty((len(rows), len(self.ladder), len(self.objectives)))
+        mean = np.empty((len(rows), len(self.ladder), len(self.metrics)))
         deviation = np.full_like(mean, np.nan)
         columns, loads = codes[view.rows[used]], view.loads[used]
         alike = {length: basis(self._tables[length], codes[rows], columns) for length in {f.length for f in fits}}
@@ -474,6 +583,9 @@ class Search:
             chance(scores.places.at, scores.mean[indices, i], scores.deviation[indices, i])
             for i in range(len(self.ladder))
         ], axis=1)  # fmt: skip
+        if scores.seeking:
+            chances = np.where(np.isfinite(chances), 1.0, np.nan)
+        chances = chances * scores.keeps[indices][:, :, None]
         devices = np.array(self._devices)[scores.rows[indices]]
         alone = np.nan_to_num(chances.sum(axis=2)) / (view.startup_s + view.load_s)
         close = np.argsort(-scores.runs[indices] * alone.max(axis=1) / devices)[:_CLOSELY].tolist()
@@ -499,25 +611,42 @@ class Search:
         return gain / max(scores.places.dominated, 0.02 * scores.places.box)
 
 
-def _tie(view: _View, a: int, b: int) -> bool:
-    """Whether a is no worse than b by more than _TIE of the value, in any objective, at every load of b."""
-    own = {int(i): v for r, i, v in zip(view.rows, view.loads, view.values, strict=True) if r == a}
-    others = {int(i): v for r, i, v in zip(view.rows, view.loads, view.values, strict=True) if r == b}
+def _tie(view: _View, a: int, b: int, objectives: int) -> bool:
+    """Whether a differs from b by no more than _TIE of the value, in any objective, at every load of b that counts."""
+    values = view.values[:, :objectives]
+    own = {int(i): v for r, i, v, k in zip(view.rows, view.loads, values, view.kept, strict=True) if r == a and k}
+    others = {int(i): v for r, i, v, k in zip(view.rows, view.loads, values, view.kept, strict=True) if r == b and k}
     return all(i in own and bool((np.abs(own[i] - v) <= _TIE * np.abs(v)).all()) for i, v in others.items())
+
+
+def _misses(values: FloatArray, bounds: FloatArray) -> FloatArray:
+    """How far each point is outside all bounds together, (n,). values: (n, metrics), on the model's scale."""
+    result: FloatArray = np.maximum(values - bounds, 0.0).sum(axis=1)
+    return result
+
+
+def _kept_with(values: FloatArray, bounds: FloatArray) -> FloatArray:
+    """P(the bounds are kept) of predicted points, (n,), with the usual error."""
+    result: FloatArray = np.exp(log_kept(values, np.full_like(values, _USUAL_ERROR), bounds))
+    return result
 
 
 def _difference(params: Mapping[str, object], simpler: Mapping[str, object]) -> str:
     return ", ".join(f"{k}={v}" for k, v in params.items() if simpler.get(k, k) != v) or "one override"
 
 
-def _relevant(measured: FloatArray) -> IntArray:
-    """Which measured points a model is fitted on: all, or those nearest the front and an even share of the others."""
+def _relevant(measured: FloatArray, misses: FloatArray) -> IntArray:
+    """Which measured points a model is fitted on: all, or those nearest the front and an even share of the others.
+
+    measured: (n, objectives); misses: (n,), how far each is outside the bounds, which is far from the front, too.
+    """
     n = len(measured)
     if n <= MAX_ROWS:
         return np.arange(n)
-    front = measured[nondominated(measured)]
-    behind = np.array([(row - front).max(axis=1).min() for row in measured])
-    order = np.argsort(behind)
+    inside = measured[misses <= 0.0]
+    front = inside[nondominated(inside)] if len(inside) else inside
+    behind = np.array([(row - front).max(axis=1).min(initial=np.inf) if len(front) else 0.0 for row in measured])
+    order = np.argsort(np.maximum(behind, misses))
     close, rest = order[: 2 * MAX_ROWS // 3], order[2 * MAX_ROWS // 3 :]
     return np.concatenate([close, rest[:: max(1, -(-len(rest) // (MAX_ROWS - len(close))))]])
 

@@ -8,17 +8,21 @@ from dataclasses import asdict
 from datetime import datetime
 
 from sweep.config import SweepConfig
+from sweep.decide.sla import Bound, parse_sla
 from sweep.estimate import Estimate, Lengths, estimate
 from sweep.estimate.preview import estimated_objective, unavailable
 from sweep.launch.spec import build_engine, devices_needed
 from sweep.measure.workload import Load, WorkloadSpec
+from sweep.results.metrics import get_metric
 from sweep.results.records import LaunchRecord, PointRecord
-from sweep.search import Guess, Prior, Search, Suggestion, Tried
+from sweep.search import Constraint, Evidence, Guess, Prior, Search, Suggestion, Tried
 from sweep.space.search_space import Params, SearchSpace
 from sweep.study.ledger import Ledger
+from sweep.study.tell import Outcome
 
 # Whether it is time to stop is worth working out only where a suggestion expects little itself.
 _LITTLE = 0.005
+_LOSS = "loss of "
 
 
 class OwnSearch:
@@ -29,15 +33,22 @@ class OwnSearch:
         self._config, self._space, self._ledger = config, space, ledger
         params, settings = space.baseline()  # which the study launches by itself
         self._given = [] if params is None else [(params, build_engine(config, settings).hash, 0)]
+        constraints = constraints_of(config)
+        objectives = config.objectives.metrics
+        self._further = [c.name for c in constraints if c.name not in objectives]
         self._search = Search(
-            space, ladder, config.objectives.metrics, estimator_prior(config, space), config.sampler.seed,
+            space, ladder, objectives, estimator_prior(config, space, [*objectives, *self._further]),
+            config.sampler.seed, constraints=constraints, allowed=self._fits_the_node,
             devices_of=lambda params: devices_needed(config, build_engine(config, space.settings(params))),
-            allowed=self._fits_the_node,
         )  # fmt: skip
+
+    def learn(self, evidence: Sequence[Evidence]) -> None:
+        """What became of configurations in earlier studies: a hint of what will run here."""
+        self._search.learn(evidence)
 
     def next(self) -> Suggestion | None:
         """What to launch beside what is under way; None at the end."""
-        history = tried(self._ledger)
+        history = tried(self._ledger, self._further)
         self._given = [g for g in self._given if self._launches_of(g[1]) <= g[2]]
         suggestion = self._search.ask(history, [params for params, _, _ in self._given])
         expects_little = suggestion is None or (suggestion.gain or 0.0) <= _LITTLE
@@ -57,26 +68,45 @@ class OwnSearch:
         return devices_needed(self._config, engine) <= self._config.hardware.devices
 
 
-def tried(ledger: Ledger) -> list[Tried]:
-    """The launches of the ledger that chose among the space, in order. A point that awaits its quality has no value."""
+def constraints_of(config: SweepConfig) -> list[Constraint]:
+    """The bounds of the study and its non-inferiority margins (a loss beyond its margin, as a share of it, is above 0).
+
+    The same that study.tell passes to Optuna.
+    """
+    bounds: dict[str, Bound] = {}
+    for bound in (b for text in config.constraints.bounds for b in parse_sla(text).bounds):
+        known, sign = bounds.get(bound.metric), get_metric(bound.metric).sign
+        if known is None or sign * bound.value < sign * known.value:  # the tighter of two
+            bounds[bound.metric] = bound
+    return [
+        *(Constraint(b.metric, b.value, get_metric(b.metric).sign) for b in bounds.values()),
+        *(Constraint(f"{_LOSS}{name}", 0.0) for name in config.quality.non_inferiority),
+    ]
+
+
+def tried(ledger: Ledger, further: Sequence[str] = ()) -> list[Tried]:
+    """The launches of the ledger that chose among the space, in order. A point that awaits its quality has no value.
+
+    further: what is constrained beside the objectives. A point without one of them was asked for and taught nothing.
+    """
     points: dict[str, list[PointRecord]] = defaultdict(list)
     for record in ledger.records:
         if isinstance(record, PointRecord) and not record.repeat:
             points[record.launch_id].append(record)
     return [
-        _tried(ledger, launch, points[launch.launch_id])
+        _tried(ledger, launch, points[launch.launch_id], further)
         for launch in ledger.launches
         if launch.params is not None and launch.purpose in ("baseline", "trial") and not launch.repeat
     ]
 
 
-def _tried(ledger: Ledger, launch: LaunchRecord, points: Sequence[PointRecord]) -> Tried:
+def _tried(ledger: Ledger, launch: LaunchRecord, points: Sequence[PointRecord], further: Sequence[str]) -> Tried:
     outcomes = {p.load_label: ledger.outcome(p.config_hash, p.load_label) for p in points}
     infeasible = bool(points) and all(o is not None and o.infeasible for o in outcomes.values())
     failed = launch.state == "failed" and not launch.transient and not any(p.state == "measured" for p in points)
     return Tried(
         dict(launch.params or {}),
-        {label: None if o is None else o.values for label, o in outcomes.items()},
+        {label: None if o is None else _values(o, further) for label, o in outcomes.items()},
         (launch.cause or "infeasible") if failed or infeasible else None,
         launch.devices,
         launch.startup_s,
@@ -84,16 +114,28 @@ def _tried(ledger: Ledger, launch: LaunchRecord, points: Sequence[PointRecord]) 
     )
 
 
+def _values(outcome: Outcome, further: Sequence[str]) -> tuple[float, ...] | None:
+    if outcome.values is None:
+        return None
+    losses = {f"{_LOSS}{name}": loss for name, loss in outcome.losses.items()}
+    values = [losses.get(name, outcome.metrics.get(name)) for name in further]
+    known = [v for v in values if v is not None]
+    return (*outcome.values, *known) if len(known) == len(values) else None
+
+
 def _seconds(point: PointRecord) -> float:
     return (datetime.fromisoformat(point.finished_at) - datetime.fromisoformat(point.started_at)).total_seconds()
 
 
-def estimator_prior(config: SweepConfig, space: SearchSpace) -> Prior | None:
-    """What the kernel data says of this model, hardware and workload; None where it says nothing."""
+def estimator_prior(config: SweepConfig, space: SearchSpace, metrics: Sequence[str]) -> Prior | None:
+    """What the kernel data says of this model, hardware and workload; None where it says nothing.
+
+    A percentile is taken for the estimated mean: what lies between them is the model's to learn.
+    """
     lengths = Lengths.of(WorkloadSpec.from_dict(asdict(config.workload)))
     if unavailable(config.hardware) is not None or not isinstance(lengths, Lengths):
         return None
-    price, objectives = config.hardware.price_usd_per_device_hour, config.objectives.metrics
+    price = config.hardware.price_usd_per_device_hour
 
     def prior(params: Params, load: Load) -> Guess | None:
         engine = build_engine(config, space.settings(params))
@@ -101,7 +143,7 @@ def estimator_prior(config: SweepConfig, space: SearchSpace) -> Prior | None:
         if not isinstance(found, Estimate):
             return None
         devices = devices_needed(config, engine)
-        values = tuple(estimated_objective(name, found, devices, price) for name in objectives)
+        values = tuple(estimated_objective(name, found, devices, price) for name in metrics)
         return Guess(values, found.fits)
 
     return prior

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -16,11 +16,13 @@ import optuna
 
 from sweep.config import SweepConfig
 from sweep.engine.engine_args import EngineConfig
+from sweep.launch.ladder import busiest_first
 from sweep.launch.spec import build_engine, devices_needed
 from sweep.measure.workload import Load, WorkloadSpec
 from sweep.results.front import front
 from sweep.results.metrics import get_metric
 from sweep.results.records import Purpose
+from sweep.search import Evidence
 from sweep.space.search_space import Params, SearchSpace
 from sweep.study.ledger import Ledger
 from sweep.study.own_search import OwnSearch
@@ -77,10 +79,17 @@ class Proposals:
         self._validating: set[str] = set()
 
     def begin_with(self, hints: Sequence[Hint]) -> None:
-        """What earlier studies suggest: their fronts before anything else, what failed there after everything else."""
+        """What earlier studies suggest: their fronts before anything else, what failed there after everything else.
+
+        A grid leaves nothing out for it, and our own search weighs all of it as evidence of what will run here.
+        """
         self._first = deque(hint for hint in hints if hint.weight == 1.0)
         failed = [hint for hint in hints if hint.cause is not None]
         self._doubted = {self._engine(h.params).hash: h.why for h in failed}
+        if self._grid is not None:
+            self._grid = _doubted_last(self._grid, lambda params: self._engine(params).hash in self._doubted)
+        if self._own is not None:
+            self._own.learn([Evidence(h.params, h.cause, h.same) for h in hints])
 
     def baseline(self) -> Work | None:
         """vLLM's defaults, unless they were proposed before."""
@@ -168,7 +177,7 @@ class Proposals:
         for config_hash in chosen[: self.config.validation.finalists]:
             mine = [p for p in best if p.config_hash == config_hash]
             labels = {p.load_label for p in mine if not self.ledger.validated(config_hash, p.load_label)}
-            loads = tuple(load for load in self.ladder if load.label in labels)
+            loads = busiest_first(Load.from_dict(p.load) for p in mine if p.load_label in labels)
             if loads and config_hash not in self._validating:
                 self._validating.add(config_hash)
                 works.append(Work(EngineConfig.from_dict(mine[0].engine), None, "validation", loads))
@@ -209,7 +218,7 @@ class Proposals:
             EngineConfig.from_dict(point.engine),
             None if point.params is None else dict(point.params),
             point.purpose,
-            tuple(load for load in self.ladder if load.label in labels),
+            busiest_first(Load.from_dict(p.load) for p in found.points),
             repeat=found.repeat,
             why=found.why,
         )
@@ -218,6 +227,16 @@ class Proposals:
 def load_ladder(config: SweepConfig) -> tuple[Load, ...]:
     """Every load of the workload, busiest first: a configuration that fails under load fails early."""
     return WorkloadSpec.from_dict(asdict(config.workload)).loads
+
+
+def _doubted_last(members: Iterator[Params], doubted: Callable[[Params], bool]) -> Iterator[Params]:
+    put_off = []
+    for params in members:
+        if doubted(params):
+            put_off.append(params)
+        else:
+            yield params
+    yield from put_off
 
 
 def _in_blocks(members: Iterator[Params], rng: np.random.Generator) -> Iterator[Params]:

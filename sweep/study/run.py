@@ -32,7 +32,7 @@ from sweep.study.progress import Progress
 from sweep.study.proposals import load_ladder
 from sweep.study.samplers import make_sampler
 from sweep.study.tell import OptunaMirror, create_study
-from sweep.study.warm import open_earlier, provenance, warm_prior
+from sweep.study.warm import Here, open_earlier, provenance, summary, warm_prior
 
 JOURNAL_FILE = "optuna.journal"
 # Counting a larger space takes longer than its answer is worth for an ETA.
@@ -88,7 +88,7 @@ def run_study(config: SweepConfig, space: SearchSpace, cache_dir: Path) -> Sessi
         )
         executor, clock = _executor(config, folder)
         loop = StudyLoop(config, space, folder, executor, mirror, progress.changed, clock)
-        _warm_start(config, space, loop)
+        _warm_start(config, space, loop, progress, plan.arguments_checked)
         if (why := _exclusive(loop)) is not None:
             executor.max_parallel = 1
             progress.warn(f"launches run one at a time: {why}")
@@ -106,13 +106,16 @@ def _executor(config: SweepConfig, folder: Path) -> tuple[Executor, Clock]:
     return EstimatedExecutor(config, clock), clock
 
 
-def _warm_start(config: SweepConfig, space: SearchSpace, loop: StudyLoop) -> None:
+def _warm_start(
+    config: SweepConfig, space: SearchSpace, loop: StudyLoop, progress: Progress, vllm_version: str | None
+) -> None:
     """Let earlier studies say where to begin; study.json notes which."""
     earlier = open_earlier(config.warm_start)
-    hints = warm_prior(earlier, space, config.objectives.metrics)
+    hints = warm_prior(earlier, space, config.objectives.metrics, Here(config, vllm_version))
     loop.proposals.begin_with(hints)
     if earlier:
         update_study(loop.folder, warm_start=provenance(earlier, hints))
+        progress.changed(loop, summary(hints))
 
 
 def _exclusive(loop: StudyLoop) -> str | None:

@@ -3,6 +3,17 @@
 An earlier study gives an order, never a value: its front is launched first, and what failed there for a reason that is
 the configuration's own is asked last. Nothing of it becomes a point of this study. Configurations are matched by what
 they set, so spaces need not be the same: a knob that the earlier study did not have stays at vLLM's default.
+
+What a failure there says here:
+
+* transient (a port, a time-out, a lost device) or a proof that failed: nothing.
+* out_of_memory: only for the same model on the same device. What another one holds is another question.
+* same model, device and vLLM: it will fail again. Strong, but another build or driver may still run it.
+* anything else differs: a hint. Upgrades are made to mend failures.
+
+So no sampler leaves a configuration out for it. Optuna's samplers and a grid ask for it last, whatever the version: an
+order is all they can take, and a grid walks its whole space in any case. sampler=sweep learns from all of it, successes
+too, what is likely to run: strong evidence as its own launches, a hint with half their strength (search.feasibility).
 """
 
 from __future__ import annotations
@@ -13,16 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sweep.config import SweepConfig
 from sweep.decide.opened import Study, open_study
 from sweep.results.front import eligible, minimized, nondominated
 from sweep.results.metrics import METRICS
 from sweep.results.points import OperatingPoint
-from sweep.results.records import RECORDS_FILE
+from sweep.results.records import RECORDS_FILE, LaunchRecord
 from sweep.space.params import Choice, Label, Param
 from sweep.space.search_space import Params, SearchSpace
 
 _ABSENT = (None, 1)
 # Failures that follow from what was asked for, wherever it is asked.
+_OF_THE_DEVICE = "out_of_memory"
 _LASTING = ("invalid_argument", "unsupported", "died_at_startup", "first_request_failed", "engine_died")
 
 
@@ -35,23 +48,48 @@ class Hint:
     """A member of this study's space that an earlier study measured or failed to.
 
     weight: 1 for its first front, 1/2 for the front behind it and so on, 0 for a failure. why: with the study's name.
-    cause: of the failure, or None.
+    cause: of the failure, or None. same: whether model, device and vLLM were those of the study to come.
     """
 
     params: Params
     weight: float
     why: str
     cause: str | None = None
+    same: bool = False
 
 
-def warm_prior(studies: Sequence[Study], space: SearchSpace, objectives: Sequence[str] = ()) -> list[Hint]:
+@dataclass(frozen=True)
+class Here:
+    """What earlier studies are compared with. vllm_version: that will be launched; None where none will, or unknown."""
+
+    config: SweepConfig
+    vllm_version: str | None = None
+
+    def same_device(self, study: Study) -> bool:
+        """Whether that was the same model, with the same arguments, on the same device."""
+        model, hardware = study.config.get("model", {}), study.config.get("hardware", {})
+        there = model.get("path"), dict(model.get("args") or {}), hardware.get("name"), hardware.get("memory_gib")
+        own, node = self.config.model, self.config.hardware
+        return there == (own.path, dict(own.args), node.name, node.memory_gib)
+
+    def same(self, study: Study) -> bool:
+        """The same, served by the same vLLM."""
+        if not self.same_device(study) or study.config.get("engine", {}).get("kind") != self.config.engine.kind:
+            return False
+        return self.config.engine.kind != "vllm" or _versions(study) == [self.vllm_version]
+
+
+def warm_prior(
+    studies: Sequence[Study], space: SearchSpace, objectives: Sequence[str] = (), here: Here | None = None
+) -> list[Hint]:
     """Every configuration of earlier studies that this space contains, the best first, each once.
 
     objectives: of the study to come; of each earlier study, those it measured count (its own where it measured none).
+    here: the study to come; None: another one.
     """
     hints: dict[tuple[tuple[str, Label], ...], Hint] = {}
     for study in studies:
-        for hint in _hints(study, space, objectives):
+        for hint in _hints(study, space, objectives, here):
             key = tuple(hint.params.items())
             if key not in hints or hint.weight > hints[key].weight:
                 hints[key] = hint
@@ -72,7 +110,7 @@ def provenance(studies: Sequence[Study], hints: Sequence[Hint]) -> list[dict[str
             "records_sha256": hashlib.sha256((study.path / RECORDS_FILE).read_bytes()).hexdigest(),
             "model": study.config.get("model", {}).get("path"),
             "hardware": study.config.get("hardware", {}).get("name"),
-            "vllm_version": study.meta.get("vllm_version"),
+            "vllm_version": ", ".join(_versions(study)) or None,
             "hints": sum(hint.cause is None and _names(hint, study) for hint in hints),
             "failures": sum(hint.cause is not None and _names(hint, study) for hint in hints),
         }
@@ -80,11 +118,27 @@ def provenance(studies: Sequence[Study], hints: Sequence[Hint]) -> list[dict[str
     ]
 
 
+def summary(hints: Sequence[Hint]) -> str:
+    """One line for the log: what is done with the hints."""
+    first, failed = sum(h.weight == 1.0 for h in hints), [h for h in hints if h.cause is not None]
+    strong = sum(h.same for h in failed)
+    text = f"warm start: {first} configurations of earlier fronts come first, {len(failed)} that failed there last"
+    strength = f" ({strong} with this model, device and vLLM, {len(failed) - strong} with another)"
+    return text + strength if failed else text
+
+
+def _versions(study: Study) -> list[str]:
+    """Of vLLM, as its launches told."""
+    return sorted({r.vllm_version for r in study.records if isinstance(r, LaunchRecord) and r.vllm_version})
+
+
 def _names(hint: Hint, study: Study) -> bool:
     return hint.why.endswith(f"of {study.name}")
 
 
-def _hints(study: Study, space: SearchSpace, objectives: Sequence[str]) -> list[Hint]:
+def _hints(study: Study, space: SearchSpace, objectives: Sequence[str], here: Here | None) -> list[Hint]:
+    same = here is not None and here.same(study)
+    lasting = (*_LASTING, *([_OF_THE_DEVICE] if here is not None and here.same_device(study) else []))
     points = study.operating_points
     names = [name for name in objectives if _measured(points, name)] or list(study.objectives)
     best = _layers(points, names)
@@ -100,9 +154,9 @@ def _hints(study: Study, space: SearchSpace, objectives: Sequence[str]) -> list[
             continue
         if layer is not None:
             place = "on the front" if layer == 0 else f"{layer} behind the front"
-            found.append(Hint(params, 1.0 / (1 + layer), f"warm start: {place} of {study.name}"))
-        elif (cause := next((c for c in sorted(filter(None, causes)) if c in _LASTING), None)) is not None:
-            found.append(Hint(params, 0.0, f"warm start: failed ({cause}) in all points of {study.name}", cause))
+            found.append(Hint(params, 1.0 / (1 + layer), f"warm start: {place} of {study.name}", None, same))
+        elif (cause := next((c for c in sorted(filter(None, causes)) if c in lasting), None)) is not None:
+            found.append(Hint(params, 0.0, f"warm start: failed ({cause}) in all points of {study.name}", cause, same))
     return found
 
 

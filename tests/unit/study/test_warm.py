@@ -15,7 +15,7 @@ from sweep.launch.spec import LaunchSpec
 from sweep.results.front import front
 from sweep.study import loop as loop_module
 from sweep.study.proposals import Proposals, Work
-from sweep.study.warm import Hint, open_earlier, provenance, warm_prior
+from sweep.study.warm import Here, Hint, open_earlier, provenance, summary, warm_prior
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +26,14 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 SEQS = {"max_num_seqs": ParamConfig(choices=[None, 2, 4, 8])}
 
 
-def earlier(home: Path, params: dict[str, ParamConfig] | None = None) -> Path:
+def earlier(
+    home: Path, params: dict[str, ParamConfig] | None = None, cause: FailureCause = FailureCause.died_at_startup
+) -> Path:
     """A study in which max_num_seqs=2 never starts."""
 
     def script(spec: LaunchSpec) -> Any:
         bad = "max_num_seqs=2" in engine_text(spec)
-        return dies_at_startup(spec, FailureCause.died_at_startup) if bad else good(spec)
+        return dies_at_startup(spec, cause) if bad else good(spec)
 
     session = Session(make_config(home, params=params or SEQS), script)
     session.run()
@@ -99,10 +101,68 @@ def test_a_study_begins_with_the_hints_and_asks_the_doubted_last(
     assert any("warm start: on the front of s" in m for m in session.messages)
 
 
+def test_a_failure_is_strong_evidence_only_for_the_same_engine_on_the_same_device(tmp_path: Path) -> None:
+    study = sweep.open(earlier(tmp_path))
+    config = make_config(tmp_path, params=SEQS)
+    space = make_space(config)
+
+    def same(here: Here | None) -> bool:
+        (failed,) = (h for h in warm_prior([study], space, (), here) if h.cause is not None)
+        return failed.same
+
+    assert same(Here(config, "0")) and not same(Here(config, "1")) and not same(Here(config)) and not same(None)
+    other = make_config(tmp_path, params=SEQS)
+    other.hardware.name = "another"
+    assert not same(Here(other, "0"))
+    other = make_config(tmp_path, params=SEQS)
+    other.model.path = "org/another"
+    assert not same(Here(other, "0"))
+    said = summary(warm_prior([study], space, (), Here(config, "0")))
+    assert said.endswith("1 that failed there last (1 with this model, device and vLLM, 0 with another)")
+
+
+def test_memory_that_ran_out_tells_of_the_same_model_and_device_only(tmp_path: Path) -> None:
+    study = sweep.open(earlier(tmp_path, cause=FailureCause.out_of_memory))
+    config = make_config(tmp_path, params=SEQS)
+    space = make_space(config)
+
+    def causes(here: Here | None) -> list[str]:
+        return [h.cause for h in warm_prior([study], space, (), here) if h.cause is not None]
+
+    assert causes(Here(config, "1")) == ["out_of_memory"]
+    config.hardware.memory_gib = 999.0
+    assert causes(Here(config, "0")) == causes(None) == []
+
+
+@pytest.mark.parametrize("sampler", ["grid", "sweep"])
+def test_a_grid_and_our_own_search_launch_what_failed_last(
+    sampler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = sweep.open(earlier(tmp_path / "one"))
+    launched: list[str] = []
+
+    def script(spec: LaunchSpec) -> Any:
+        launched.append(engine_text(spec))
+        return good(spec)
+
+    session = Session(make_config(tmp_path / "two", params=SEQS, sampler=sampler), script)
+    hints = [h for h in warm_prior([study], session.space, (), Here(session.config, "0")) if h.weight != 1.0]
+    plain = Proposals.baseline
+
+    def baseline(self: Proposals) -> Work | None:
+        self.begin_with(hints)
+        return plain(self)
+
+    monkeypatch.setattr(Proposals, "baseline", baseline)
+    session.run()
+    assert launched[0] == "defaults" and launched.index("max_num_seqs=2") == len(launched) - 1 == 3
+
+
 def test_study_json_says_where_the_order_came_from(tmp_path: Path) -> None:
     folder = earlier(tmp_path)
     studies = open_earlier([str(folder)])
     hints = warm_prior(studies, make_space(make_config(tmp_path, params=SEQS)))
     (noted,) = provenance(studies, hints)
-    assert noted["study"] == "s" and noted["failures"] == 1 and noted["hints"] == len(hints) - 1
+    assert noted["vllm_version"] == "0" and noted["study"] == "s"
+    assert noted["failures"] == 1 and noted["hints"] == len(hints) - 1
     assert len(noted["records_sha256"]) == 64
