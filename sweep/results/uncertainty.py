@@ -6,8 +6,9 @@ Three sources, joined on the relative scale (latencies, rates and costs spread i
   spread, so it is moderated by the spread pooled over the study (Smyth 2004, eq. 7), which counts as at most
   PRIOR_DEGREES further repeats:  s² = (d cv² + d0 cv0²) / (d + d0), d = n - 1, with Student's t on d + d0 degrees.
   A point measured once has the pooled spread. Where nothing in the study was repeated, this source is unknown.
-* within a run: the standard error behind the interval of its requests (measure.intervals). Repeats contain it too, so
-  the larger of the two counts, never their sum. Alone it is a lower limit.
+* within a run: the standard error behind the interval of its requests (measure.intervals), with the normal's quantile:
+  a run has many. Repeats contain it too, so the source that reaches farther counts, never their sum: two launches that
+  agree by chance do not deny what each of them left open. Alone it is a lower limit.
 * quality: the standard error of its one measurement. It belongs to the numerics fingerprint: all points that share a
   fingerprint share one draw.
 
@@ -52,6 +53,11 @@ class Spread:
     degrees: int | None
     source: str
 
+    @property
+    def reach(self) -> float:
+        """Half the width of the 95 % interval, in the metric's unit."""
+        return t_quantile((1 + COVERAGE) / 2, self.degrees) * self.standard_error
+
 
 class Spreads:
     """The spread of every metric of every point of one study."""
@@ -71,6 +77,11 @@ class Spreads:
         pooled = self._pooled.get(metric)
         return None if pooled is None else math.sqrt(pooled[0])
 
+    def pooled(self, metric: str) -> tuple[float, int] | None:
+        """(pooled_cv, degrees of freedom) of a point that was measured once; None where nothing was repeated."""
+        pooled = self._pooled.get(metric)
+        return None if pooled is None else (math.sqrt(pooled[0]), min(pooled[1], PRIOR_DEGREES))
+
     def of(self, point: OperatingPoint, metric: str) -> Spread | None:
         """None where nothing tells, and for a value that was not measured."""
         value = point.metrics.get(metric)
@@ -87,12 +98,13 @@ class Spreads:
         cv_squared = (point.sd[metric] / value) ** 2 if own else 0.0
         moderated = (own * cv_squared + prior * cv0_squared) / (own + prior)
         between = abs(value) * math.sqrt(moderated / max(point.n_repeats, 1))
-        return Spread(max(between, within), own + prior, "repeats" if own else "study")
+        launches = Spread(between, own + prior, "repeats" if own else "study")
+        return max(launches, Spread(within, None, "requests"), key=lambda spread: spread.reach)
 
 
 def interval(value: float, spread: Spread) -> tuple[float, float]:
     """The 95 % interval around a measured value, in its unit. A positive value spreads by a factor, never below 0."""
-    reach = t_quantile((1 + COVERAGE) / 2, spread.degrees) * spread.standard_error
+    reach = spread.reach
     if value > 0 and spread.source != "quality":
         return value * math.exp(-reach / value), value * math.exp(reach / value)
     low = value - reach

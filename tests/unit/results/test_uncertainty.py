@@ -90,6 +90,14 @@ def test_a_point_measured_once_has_the_spread_of_the_study_and_at_least_its_own(
     assert wider is not None and wider.standard_error == 9.0
 
 
+@pytest.mark.parametrize(("within", "reach"), [(1.0, 4.302653 / math.sqrt(2)), (8.0, 8 * 1.959964)])
+def test_requests_do_not_get_the_heavy_tail_of_two_launches(within, reach):
+    """t of two degrees reaches 4.3 standard errors: it belongs to what the launches tell, not to a run of many."""
+    p = make("a", {TTFT: 100.0}, n_repeats=2, sd={TTFT: 1.0}, run_se={TTFT: within})
+    spread = Spreads([p]).of(p, TTFT)
+    assert spread is not None and spread.reach == pytest.approx(reach, rel=1e-5)
+
+
 def test_standard_errors_of_runs_average_and_shrink_with_their_number():
     found = run_standard_errors([{TTFT: (90.0, 110.0), COST: (1.0, 2.0)}, {TTFT: (80.0, 120.0)}], 2)
     assert list(found) == [TTFT]
