@@ -279,10 +279,12 @@ def _plan(args: argparse.Namespace) -> int:
 
     from sweep.api import cache_dir
     from sweep.study.forecast import forecast
-    from sweep.study.plan import estimated_front, forecast_text, make_plan
+    from sweep.study.plan import estimated_front, forecast_text, make_plan, with_estimated_times
 
     plan = make_plan(*composed, cache_dir=cache_dir())
     front = estimated_front(*composed)
+    if not isinstance(front, str):
+        plan = with_estimated_times(plan, composed[0], front.candidates)
     devices = composed[0].hardware.devices
     if args.json:
         bought = [] if isinstance(front, str) else [asdict(row) for row in forecast(front.candidates, devices)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from sweep.engine.arguments import check_arguments, known_arguments
 from sweep.engine.engine_args import EngineConfig
 from sweep.errors import ConfigError
 from sweep.estimate import Lengths, Unknown
-from sweep.estimate.preview import LaunchTimes, Preview, preview, unavailable
+from sweep.estimate.preview import Candidate, LaunchTimes, Preview, preview, unavailable
 from sweep.launch.quality import task_spec
 from sweep.launch.spec import build_engine, devices_needed
 from sweep.measure.quality.tasks import check_tasks
@@ -46,7 +47,10 @@ _NOT_CHECKED = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What would run. arguments_checked: against which vLLM, or None; problems: what it would refuse."""
+    """What would run. arguments_checked: against which vLLM, or None; problems: what it would refuse.
+
+    estimated_times: whether launch_s is the mean of the estimated launches, not one planning figure for all.
+    """
 
     config: Mapping[str, Any]
     space: SpaceSize
@@ -64,6 +68,7 @@ class Plan:
     points: int | None
     hours: float | None
     usd: float | None
+    estimated_times: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "space": {**self.space.__dict__, "invalid": dict(self.space.invalid)}}
@@ -84,15 +89,17 @@ class Plan:
             f"space         {self.config['space']['name']}: {total} configurations, {valid} can be launched,"
             f" x {len(self.loads)} loads ({', '.join(self.loads)})",
             *(f"              {count:,} left out: {reason}" for reason, count in self.space.invalid.items()),
+            *([f"ladder        {ladder}"] if (ladder := _ladder_line(self.config["ladder"])) else []),
             *(f"knob          {knob}" for knob in self.knobs),
             f"baseline      {self.baseline_command}",
             f"arguments     {checked}",
             *(f"PROBLEM       {problem}" for problem in self.problems),
             *(f"warning       {warning}" for warning in self.warnings),
-            f"one launch    about {duration_text(self.launch_s)} with its {len(self.loads)} loads (planning figure),"
+            f"one launch    about {duration_text(self.launch_s)} with its {len(self.loads)} loads"
+            f" ({'estimated' if self.estimated_times else 'planning figure'}),"
             f" {self.launches_side_by_side:.1f} side by side on average",
             self._budget_line(),
-            self._buys_line(),
+            *([] if self.estimated_times else [self._buys_line()]),
         ]
         return "\n".join(lines)
 
@@ -119,15 +126,12 @@ def make_plan(config: SweepConfig, space: SearchSpace, cache_dir: Path) -> Plan:
     python = config.engine.python or sys.executable
     known = known_arguments(python, cache_dir) if config.engine.kind == "vllm" else None
     problems = _argument_problems(config, space, known["arguments"]) if known else []
-    launch_s = _START_AND_STOP_S[config.hardware.device] + len(loads) * min(_LOAD_S, config.workload.max_load_s)
+    levels = len(loads) + config.ladder.extra_levels
+    launch_s = _START_AND_STOP_S[config.hardware.device] + levels * min(_LOAD_S, config.workload.max_load_s)
     width = max(1, devices_needed(config, engine))
     parallel = max(1.0, config.hardware.devices / _mean_devices(config, space))
     if config.executor.max_parallel is not None:
         parallel = min(parallel, config.executor.max_parallel)
-    launches = _launches(config, size, len(loads), launch_s, parallel)
-    points = None if launches is None else min(launches * len(loads), config.budget.trials or sys.maxsize)
-    hours = None if launches is None else launches * launch_s / parallel / 3600.0
-    rate = config.hardware.devices * config.hardware.price_usd_per_device_hour
     return Plan(
         config=config.to_dict(),
         space=size,
@@ -139,13 +143,35 @@ def make_plan(config: SweepConfig, space: SearchSpace, cache_dir: Path) -> Plan:
         arguments_checked=known["version"] if known else None,
         problems=tuple(problems),
         warnings=tuple(_warnings(config, space, params is not None)),
-        launch_s=launch_s,
-        launches_side_by_side=parallel,
-        launches=launches,
-        points=points,
-        hours=hours,
-        usd=None if hours is None or rate == 0 else hours * rate,
+        **_bought(config, size, len(loads), launch_s, parallel),
     )
+
+
+def with_estimated_times(plan: Plan, config: SweepConfig, candidates: Mapping[str, Candidate]) -> Plan:
+    """The same plan, counting with what each launch is estimated to take in place of one planning figure."""
+    if not candidates:
+        return plan
+    launch_s = fmean(c.seconds for c in candidates.values())
+    device_s = fmean(c.seconds * c.devices for c in candidates.values())
+    side_by_side = max(1.0, config.hardware.devices * launch_s / device_s)
+    if config.executor.max_parallel is not None:
+        side_by_side = min(side_by_side, config.executor.max_parallel)
+    bought = _bought(config, plan.space, len(plan.loads), launch_s, side_by_side)
+    return replace(plan, estimated_times=True, **bought)
+
+
+def _bought(config: SweepConfig, size: SpaceSize, loads: int, launch_s: float, side_by_side: float) -> dict[str, Any]:
+    launches = _launches(config, size, loads, launch_s, side_by_side)
+    hours = None if launches is None else launches * launch_s / side_by_side / 3600.0
+    rate = config.hardware.devices * config.hardware.price_usd_per_device_hour
+    return {
+        "launch_s": launch_s,
+        "launches_side_by_side": side_by_side,
+        "launches": launches,
+        "points": None if launches is None else min(launches * loads, config.budget.trials or sys.maxsize),
+        "hours": hours,
+        "usd": None if hours is None or rate == 0 else hours * rate,
+    }
 
 
 def estimated_front(config: SweepConfig, space: SearchSpace) -> Preview | str:
@@ -251,6 +277,10 @@ def _warnings(config: SweepConfig, space: SearchSpace, baseline_in_space: bool) 
         and config.workload.num_requests < 100
     ):
         warnings.append(f"workload.num_requests={config.workload.num_requests} cannot support a p99: 100 at least")
+    if config.ladder.extra_levels and not config.constraints.bounds:
+        warnings.append("ladder.extra_levels without constraints.bounds: no bound to look for, only the knee is placed")
+    if config.ladder.cut_confidence is not None and config.repeats.share <= 0:
+        warnings.append("ladder.cut_confidence without repeats: launch-to-launch spread stays unknown, nothing is cut")
     knobs = {name for param in space.params for setting in _settings(param) for name in setting}
     speculative = any(k.startswith("speculative_config") for k in {*knobs, *build_engine(config, {}).args})
     if speculative and config.workload.text == "random":
@@ -262,6 +292,14 @@ def _warnings(config: SweepConfig, space: SearchSpace, baseline_in_space: bool) 
 
 def _settings(param: Param) -> Sequence[Mapping[str, Any]]:
     return param.settings if isinstance(param, Choice) else [{param.name: param.low}]
+
+
+def _ladder_line(ladder: Mapping[str, Any]) -> str:
+    """What launches may make of it; "" where every one measures its loads and no other."""
+    extra, confidence = ladder["extra_levels"], ladder["cut_confidence"]
+    parts = [f"up to {extra} more levels where the bounds and the knee lie"] if extra else []
+    parts += [f"lighter loads left out once all is dominated at {confidence:.0%} confidence"] if confidence else []
+    return ", ".join(parts)
 
 
 def _knob_line(param: Param) -> str:

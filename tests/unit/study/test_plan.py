@@ -11,8 +11,9 @@ from fake_launches import make_config, make_space
 
 from sweep.config import ParamConfig, SweepConfig
 from sweep.errors import ConfigError, SlaError
+from sweep.estimate.preview import Candidate
 from sweep.study import plan as plan_module
-from sweep.study.plan import Plan, make_plan
+from sweep.study.plan import Plan, make_plan, with_estimated_times
 
 
 def argument(kind: str = "int", choices: list[str] | None = None, is_bool: bool = False, no: bool = True) -> Any:
@@ -80,6 +81,16 @@ def test_the_tightest_budget_bounds_the_plan(
     """One launch of three loads is planned at 240 s."""
     plan = planned(make_config(tmp_path, **budget), monkeypatch)
     assert (plan.launch_s, plan.launches, plan.points) == (240.0, launches, points)
+
+
+def test_estimated_launches_replace_the_planning_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight devices for an hour are 28,800 device-seconds; a launch takes 1,500 on average: 19 of them."""
+    config = make_config(tmp_path, params={"max_num_seqs": ParamConfig(low=1, high=100)}, devices=8, hours=1.0)
+    plan = planned(config, monkeypatch)
+    found = with_estimated_times(plan, config, {"a": Candidate(2, 300.0, ()), "b": Candidate(4, 600.0, ())})
+    assert (found.launch_s, found.launches_side_by_side, found.launches) == (450.0, pytest.approx(2.4), 19)
+    assert "7 min 30 s with its 3 loads (estimated)" in found.text() and "h buy" not in found.text()
+    assert with_estimated_times(plan, config, {}) == plan and "h buy" in plan.text()
 
 
 def test_an_endless_space_without_a_budget_has_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
