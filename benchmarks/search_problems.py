@@ -124,7 +124,7 @@ def _space(name: str, params: Mapping[str, Any], constraints: Sequence[str] = ()
 # ------------------------------------------------------------ measured
 
 
-def measured_problems(objectives: Sequence[str]) -> list[Problem]:
+def measured_problems(set_name: str, objectives: Sequence[str]) -> list[Problem]:
     """objectives: of cost, tpot, ttft."""
     groups: dict[tuple[str, ...], dict[Key, list[dict[str, str]]]] = {}
     for row in csv.DictReader((_tables() / "systems" / "silicon_sample.csv").open()):
@@ -132,7 +132,7 @@ def measured_problems(objectives: Sequence[str]) -> list[Problem]:
             problem = tuple(row[name] for name in ("backend", "model_path", "isl", "osl"))
             groups.setdefault(problem, {}).setdefault(key_of(_table_params(row)), []).append(row)
     return [
-        _measured(name, points, objectives)
+        _measured(set_name, name, points, objectives)
         for name, points in sorted(groups.items())
         if len(points) >= LEAST_POINTS
     ]  # fmt: skip
@@ -159,7 +159,7 @@ def _table_params(row: Mapping[str, str]) -> Params:
 
 
 def _measured(
-    name: tuple[str, ...], points: Mapping[Key, Sequence[Mapping[str, str]]], objectives: Sequence[str]
+    set_name: str, name: tuple[str, ...], points: Mapping[Key, Sequence[Mapping[str, str]]], objectives: Sequence[str]
 ) -> Problem:
     truth, guesses, devices, seconds = {}, {}, {}, {}
     for key, rows in points.items():
@@ -178,7 +178,7 @@ def _measured(
     order = ("gpu", "precision", "tensor", "data", "experts", "experts_tensor", "concurrency")
     space = _space(label, {dimension: choices[dimension] for dimension in order})
     metrics = tuple(_METRICS[name] for name in objectives)
-    return Problem("measured", label, space, (Load(1),), metrics, truth, guesses, devices, seconds)
+    return Problem(set_name, label, space, (Load(1),), metrics, truth, guesses, devices, seconds)
 
 
 _METRICS = {"cost": "cost_usd_per_mtok", "tpot": "tpot_mean_ms", "ttft": "ttft_mean_ms"}
@@ -405,8 +405,8 @@ def _real(path: Path) -> Problem:
 
 
 PROBLEM_SETS: dict[str, Callable[[], list[Problem]]] = {
-    "measured": lambda: measured_problems(("cost", "tpot")),
-    "measured3": lambda: measured_problems(("cost", "tpot", "ttft")),
+    "measured": lambda: measured_problems("measured", ("cost", "tpot")),
+    "measured3": lambda: measured_problems("measured3", ("cost", "tpot", "ttft")),
     "estimated": estimated_problems,
     "real": real_problems,
 }

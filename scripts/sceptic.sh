@@ -48,10 +48,10 @@ check_traces() {
   echo "Recorded traffic: what arrived against what was recorded, cache hits against what the recording shares."
   run azure search_space=none workload=azure_conv workload.num_requests=60 workload.warmup_requests=6 \
     workload.prompt_tokens.high=900 workload.output_tokens.high=24 'workload.loads.rate_scale=[0.25]'
-  shown azure ttft_p50 prefix_cache load cache
+  shown azure ttft_p50 client load cache
   run mooncake search_space=none workload=mooncake workload.num_requests=40 workload.warmup_requests=10 \
-    workload.prompt_tokens.high=1800 workload.output_tokens.high=16 'workload.loads.rate_scale=[1]'
-  shown mooncake ttft_p50 prefix_cache load cache
+    model.args.max_model_len=2048 workload.prompt_tokens.high=1800 workload.output_tokens.high=16 'workload.loads.rate_scale=[1]'
+  shown mooncake ttft_p50 client load engine cache
 }
 
 check_drafts() {
@@ -69,7 +69,7 @@ check_overload() {
   echo "A rate that one client process cannot send: the point is quarantined and the client blamed, not the server."
   run overload search_space=none workload=cpu_demo workload.client_processes=1 workload.num_requests=8000 \
     workload.prompt_tokens.high=24 workload.output_tokens.high=4 workload.output_tokens.median=4 \
-    '~workload.loads.concurrency' '+workload.loads.request_rate_rps=[20000]'
+    workload.loads.concurrency=[] 'workload.loads.request_rate_rps=[20000]'
   shown overload quarantined client late arrival
 }
 
