@@ -67,7 +67,7 @@ check_drafts() {
 
 check_overload() {
   echo "A rate that one client process cannot send: the point is quarantined and the client blamed, not the server."
-  run overload search_space=none workload=cpu_demo workload.client_processes=1 workload.num_requests=8000 \
+  run overload search_space=none workload=cpu_demo workload.client_processes=1 workload.num_requests=1500 \
     workload.prompt_tokens.high=24 workload.output_tokens.high=4 workload.output_tokens.median=4 \
     workload.loads.concurrency=[] 'workload.loads.request_rate_rps=[20000]'
   shown overload quarantined client late arrival

@@ -158,8 +158,9 @@ def _client(evidence: Mapping[str, Any], limits: Mapping[str, Any]) -> Iterator[
         "send_lateness_p99_ms": ("max_send_lateness_ms", "its requests left late by"),
     }
     for name, (limit_name, words) in said.items():
-        if client[name] is not None and ttft_ms is not None:
-            limit = max(limits[limit_name], limits["max_loop_lag_share"] * ttft_ms)
+        if client[name] is not None:
+            # Where most requests failed there is no TTFT that could excuse a late one.
+            limit = max(limits[limit_name], limits["max_loop_lag_share"] * (ttft_ms or 0.0))
             if client[name] > limit:
                 yield f"the load client was late: {words} {client[name]:.1f} ms at p99, more than {limit:.1f} ms"
     share = client["client_cpu_share"]
@@ -177,7 +178,7 @@ def _delivery(load: Mapping[str, Any], limits: Mapping[str, Any]) -> Iterator[st
         if unit == "requests in flight" and asked is not None and asked < 1:
             continue  # mostly idle: the share says nothing, and the rate is judged above
         if asked and got is not None and got < asked * (1 - limits["max_undelivered_share"]):
-            yield f"the load was not delivered: {got:.4g} {unit} of {asked:.4g}"
+            yield f"the load client did not deliver the load: {got:.4g} {unit} of {asked:.4g}"
 
 
 def _drift(evidence: Mapping[str, Any], limits: Mapping[str, Any]) -> Iterator[str]:
