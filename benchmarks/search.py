@@ -2,6 +2,7 @@
 
     python benchmarks/search.py [--quick] [--sets measured estimated ...] [--methods ...] [--seeds N] [--json OUT]
                                 [--plot OUT.html] [--jobs N] [--known FILE ...]
+    python benchmarks/search.py --suggest 2000
 
 The problems are in search_problems.py. Progress is the share of the true hypervolume that the noise-free values of
 what was measured dominate, on the logarithm of the objectives (5 % count the same everywhere), up to the worst value of
@@ -19,6 +20,7 @@ measured front that the true values of other measured points dominate. A run tha
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 import warnings
@@ -345,6 +347,25 @@ def _at(curve: Sequence[Sequence[float]], seconds: np.ndarray[Any, Any]) -> np.n
     return shares[np.maximum(np.searchsorted(times, seconds, side="right") - 1, 0)]
 
 
+def suggestion_time(points: int, rounds: int = 10) -> str:
+    """What one of our own suggestions takes once so many points of the first estimated problem are measured."""
+    problem = _problems("estimated")[0]
+    rng = np.random.default_rng(0)
+    launches = itertools.islice(random(problem, 0, []), points // len(problem.ladder))
+    history = [problem.launch(params, loads, rng) for params, loads in launches]
+    proposals, seconds = ours(problem, 0, history), []
+    for _ in range(rounds):
+        began = time.process_time()
+        params, loads = next(proposals)
+        seconds.append(time.process_time() - began)
+        history.append(problem.launch(params, loads, rng))
+    # The first one also fills tables that the others find.
+    return (
+        f"{points:,} points of {problem.name} measured, {len(problem.truth):,} configurations: processor seconds of a "
+        f"suggestion, first {seconds[0]:.2f}, then median {np.median(seconds[1:]):.2f}, longest {max(seconds[1:]):.2f}"
+    )
+
+
 def _write(out: Path, runs: Sequence[Run]) -> None:
     partial = out.with_suffix(".tmp")
     partial.write_text(json.dumps([asdict(r) for r in runs]))
@@ -361,7 +382,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--known", type=Path, nargs="+", default=[], metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="OUT.html")
+    parser.add_argument("--suggest", type=int, metavar="POINTS", help="only time our suggestions with so many points")
     given = parser.parse_args()
+    if given.suggest is not None:
+        print(suggestion_time(given.suggest))
+        return
     methods = [m for m in given.methods if not (given.quick and m == "GP")]
     runs = [Run(**row) for path in given.known for row in json.loads(path.read_text())]
     known = {(r.set, r.problem, r.method, r.seed) for r in runs}
