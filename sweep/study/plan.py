@@ -222,8 +222,12 @@ def _check(config: SweepConfig, space: SearchSpace, baseline: EngineConfig) -> N
         raise ConfigError(f"objectives.metrics={objectives}", "name at least one metric, each once")
     for name in objectives:
         get_metric(name)
-    for text in config.constraints.bounds:
-        parse_sla(text)
+    for bound in (b for text in config.constraints.bounds for b in parse_sla(text).bounds):
+        if bound.of_reference:
+            raise ConfigError(
+                f"constraints.bounds: {bound} is relative to the reference, which is not measured yet",
+                "give the bound in the metric's own unit; `sweep pick` takes both",
+            )
     make_sampler(config.sampler)
     if config.quality.enabled:
         check_tasks(task_spec(asdict(config.quality)))

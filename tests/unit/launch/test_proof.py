@@ -96,7 +96,7 @@ BROKEN = [
     (result(summary={"loop_lag_p99_ms": 5.1}, ttft_p50_ms=None), "more than 5.0 ms"),
     (result(summary={"send_lateness_p99_ms": 11.0}), "requests left late by 11.0 ms at p99, more than 10.0 ms"),
     (result(summary={"client_cpu_share": 0.97}), "it used 97% of a core, more than 90%"),
-    (result(summary={"offered_rps": 10.0, "delivered_rps": 8.0}), "client did not deliver the load: 8 requests/s of 10"),
+    (result(summary={"offered_rps": 10.0, "delivered_rps": 8.0}), "did not deliver the load: 8 requests/s of 10"),
     (result(summary={"concurrency_offered": 1.0, "concurrency_mean": 0.8}), "0.8 requests in flight of 1"),
     (result(summary={"concurrency_mean": 3.0}), "client did not deliver the load: 3 requests in flight of 4"),
     (result(hits=0.06), "6% prefix-cache hits where the workload shares 0%: the cache was warm"),

@@ -163,6 +163,10 @@ def wrong_bound(config: SweepConfig) -> None:
     config.constraints.bounds = ["ttft_p99_ms<=500 kg"]
 
 
+def bound_of_the_reference(config: SweepConfig) -> None:
+    config.constraints.bounds = ["quality_kl<=3ref"]
+
+
 @pytest.mark.parametrize(
     ("spoil", "message", "hint"),
     [
@@ -173,6 +177,7 @@ def wrong_bound(config: SweepConfig) -> None:
         (endless_grid, "gpu_memory_utilization is continuous", "give it a step"),
         (too_wide, r"the baseline needs 16 devices, hardware\.devices=1", "larger hardware"),
         (wrong_bound, "has no unit 'kg'", "use ms"),
+        (bound_of_the_reference, "quality_kl<=3ref is relative to the reference", "own unit"),
     ],
 )
 def test_a_mistake_is_found_before_anything_is_launched(
