@@ -142,6 +142,9 @@ def _result(
             other = high[name]
             if one is not None and other is not None:
                 ends[name] = (min(one, other), max(one, other))
+    if (rates := ends.get("total_throughput_tok_s")) is not None and rates[0] > 0:
+        costs = [cost_usd_per_mtok(price_usd_per_device_hour, devices, rate) or 0.0 for rate in reversed(rates)]
+        ends["cost_usd_per_mtok_total"] = (costs[0], costs[1])
     errors = Counter(text for text in table["error"].to_pylist() if text is not None)
     counts = summary["counts"]
     short, cut_off = _cut_short(table, requests, spec.ignore_eos)

@@ -308,6 +308,14 @@ def test_16_cost_per_token_is_a_metric_of_every_load_and_of_its_use(server: Serv
     assert cost == cost_usd_per_mtok(2.0, 1, result.metrics["output_throughput_tok_s"])
     total = result.metrics["cost_usd_per_mtok_total"]
     assert cost is not None and total is not None and total < cost
+    low, high = result.intervals["cost_usd_per_mtok_total"]
+    assert low < total < high
+    slowest, fastest = result.intervals["total_throughput_tok_s"]
+    assert (
+        total * result.metrics["total_throughput_tok_s"]
+        == pytest.approx(low * fastest)
+        == pytest.approx(high * slowest)
+    )
     assert effective_cost_usd_per_mtok(cost, Usage(0.5, 2.0), None) == pytest.approx(4 * cost)
 
 
