@@ -45,7 +45,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "workload.num_requests=20", "workload.loads.concurrency=[2,6]", f"objectives.metrics=[{','.join(OBJECTIVES)}]",
         "sampler=grid", f"budget.trials={POINTS}", "budget.hours=null", "quality.num_prompts=4", "proof=shared_cores",
         "proof.max_loop_lag_ms=1000", "proof.max_undelivered_share=0.5", "validation.finalists=0",
-        "engine.simulation.times=roofline",
+        "proof.max_client_cpu_share=9", "engine.simulation.times=roofline",
         "engine.simulation.time_scale=0.02", "engine.simulation.crash_share=0.5", "engine.simulation.seed=1",
         "executor.interference=ignore", "study=node", f"storage.dir={home / 'runs'}",
     ]  # fmt: skip
