@@ -479,9 +479,8 @@ class Search:
         self._hide_asked(view, rows, mean)
         deviation = np.maximum(deviation, _LEAST_ERROR)
         keeps, likeliest = self._keeps(view, mean, deviation, bounds)
-        if (
-            view.seeking
-        ):  # one place, which a point covers by keeping the bounds: its weight makes of shares probabilities
+        if view.seeking:
+            # One place, which a point covers by keeping the bounds: its weight makes of shares probabilities.
             places = replace(places, at=places.at[:1], weight=likeliest, dominated=1.0)
         mean, deviation = self._of_objectives(mean), self._of_objectives(deviation)
         return _Scores(rows, mean, deviation, keeps, runs[index], places, cause, view.seeking)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,17 @@ def test_what_this_space_does_not_contain_is_left_out(tmp_path: Path) -> None:
     ]
 
 
+def begin_with(hints: Sequence[Hint], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next session begin with these hints, as `sweep run` does with those of warm_start."""
+    plain = Proposals.baseline
+
+    def baseline(self: Proposals) -> Work | None:
+        self.begin_with(hints)
+        return plain(self)
+
+    monkeypatch.setattr(Proposals, "baseline", baseline)
+
+
 def test_bundles_and_joint_knobs_are_found_by_what_they_set(tmp_path: Path) -> None:
     study = sweep.open(earlier(tmp_path))
     bundled = {"batch": ParamConfig(bundles={"usual": {}, "small": {"max_num_seqs": 4}, "other": {"max_num_seqs": 8}})}
@@ -80,24 +92,17 @@ def test_a_study_begins_with_the_hints_and_asks_the_doubted_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = sweep.open(earlier(tmp_path / "one"))
-    launched: list[str] = []
-
-    def script(spec: LaunchSpec) -> Any:
-        launched.append(engine_text(spec))
-        return good(spec)
-
-    session = Session(make_config(tmp_path / "two", params=SEQS), script)
+    session = Session(make_config(tmp_path / "two", params=SEQS), good)
     failed = [hint for hint in warm_prior([study], session.space) if hint.cause is not None]
     hints = [Hint({"max_num_seqs": 8}, 1.0, "warm start: on the front of s"), *failed]
-    plain = Proposals.baseline
-
-    def baseline(self: Proposals) -> Work | None:
-        self.begin_with(hints)
-        return plain(self)
-
-    monkeypatch.setattr(Proposals, "baseline", baseline)
+    begin_with(hints, monkeypatch)
     assert session.run() == "every configuration of the space is settled"
-    assert launched == ["defaults", "max_num_seqs=8", "max_num_seqs=4", "max_num_seqs=2"]
+    assert [text for text, _ in session.launched()] == [
+        "defaults",
+        "max_num_seqs=8",
+        "max_num_seqs=4",
+        "max_num_seqs=2",
+    ]
     assert any("warm start: on the front of s" in m for m in session.messages)
 
 
@@ -139,22 +144,11 @@ def test_a_grid_and_our_own_search_launch_what_failed_last(
     sampler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = sweep.open(earlier(tmp_path / "one"))
-    launched: list[str] = []
-
-    def script(spec: LaunchSpec) -> Any:
-        launched.append(engine_text(spec))
-        return good(spec)
-
-    session = Session(make_config(tmp_path / "two", params=SEQS, sampler=sampler), script)
+    session = Session(make_config(tmp_path / "two", params=SEQS, sampler=sampler), good)
     hints = [h for h in warm_prior([study], session.space, (), Here(session.config, "0")) if h.weight != 1.0]
-    plain = Proposals.baseline
-
-    def baseline(self: Proposals) -> Work | None:
-        self.begin_with(hints)
-        return plain(self)
-
-    monkeypatch.setattr(Proposals, "baseline", baseline)
+    begin_with(hints, monkeypatch)
     session.run()
+    launched = [text for text, _ in session.launched()]
     assert launched[0] == "defaults" and launched.index("max_num_seqs=2") == len(launched) - 1 == 3
 
 
