@@ -202,7 +202,7 @@ def run(problem: Problem, method: str, seed: int) -> Run:
     spent, share, asking = 0.0, 0.0, 0.0
     reached: dict[float, tuple[int, float]] = {}
     curve = [[0.0, 0.0]]
-    most = min(len(problem.truth), SHORTER.get(method, MOST_LAUNCHES) if problem.set == "estimated" else MOST_LAUNCHES)
+    most = SHORTER.get(method, MOST_LAUNCHES) if problem.set == "estimated" else MOST_LAUNCHES
     proposals = METHODS[method](problem, seed, history)
     while len(history) < most:
         began = time.perf_counter()

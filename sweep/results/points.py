@@ -86,20 +86,57 @@ def settings(engine: Mapping[str, Any]) -> dict[str, Any]:
 
 def operating_points(records: Iterable[Record]) -> list[OperatingPoint]:
     """Join a study's records into its operating points, in order of first appearance."""
-    groups: dict[tuple[str, str, str], list[PointRecord]] = {}
-    startup_s: dict[str, float] = {}
-    quality: dict[str, QualityRecord] = {}
+    join = Join()
     for record in records:
+        join.add(record)
+    return with_intervals(join.points())
+
+
+_Key = tuple[str, str, str]
+
+
+class Join:
+    """The operating points of records that keep coming: only what a record touches is joined anew. No intervals."""
+
+    def __init__(self) -> None:
+        self._groups: dict[_Key, list[PointRecord]] = {}
+        self._startup_s: dict[str, float] = {}
+        self._quality: dict[str, QualityRecord] = {}
+        self._keys_of: dict[str, set[_Key]] = {}  # of a launch_id or fingerprint
+        self._joined: dict[_Key, OperatingPoint] = {}
+
+    def add(self, record: Record) -> None:
         if isinstance(record, PointRecord):
             if record.purpose == "validation":
-                continue  # judges a point, is none: see results.validation
-            groups.setdefault((record.config_hash, record.load_label, record.provenance), []).append(record)
+                return  # judges a point, is none: see results.validation
+            key = record.config_hash, record.load_label, record.provenance
+            self._groups.setdefault(key, []).append(record)
+            for related in (record.launch_id, record.fingerprint):
+                self._keys_of.setdefault(related, set()).add(key)
+            self._joined.pop(key, None)
         elif isinstance(record, LaunchRecord):
             if record.startup_s is not None:
-                startup_s[record.launch_id] = record.startup_s
-        elif record.state == "measured" or record.fingerprint not in quality:
-            quality[record.fingerprint] = record
-    return with_intervals([_join(g, startup_s, quality.get(g[0].fingerprint)) for g in groups.values()])
+                self._startup_s[record.launch_id] = record.startup_s
+                self._forget(record.launch_id)
+        elif record.state == "measured" or record.fingerprint not in self._quality:
+            self._quality[record.fingerprint] = record
+            self._forget(record.fingerprint)
+
+    def point(self, config_hash: str, load_label: str, provenance: str) -> OperatingPoint:
+        """One of them. Raises KeyError where there is no record."""
+        key = config_hash, load_label, provenance
+        if key not in self._joined:
+            group = self._groups[key]
+            self._joined[key] = _join(group, self._startup_s, self._quality.get(group[0].fingerprint))
+        return self._joined[key]
+
+    def points(self) -> list[OperatingPoint]:
+        """All of them, in order of first appearance."""
+        return [self.point(*key) for key in self._groups]
+
+    def _forget(self, related: str) -> None:
+        for key in self._keys_of.get(related, ()):
+            self._joined.pop(key, None)
 
 
 def _join(group: list[PointRecord], startup_s: Mapping[str, float], quality: QualityRecord | None) -> OperatingPoint:

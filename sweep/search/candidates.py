@@ -50,9 +50,11 @@ class Candidates:
         self.members: list[Params] = []
         self._allowed = allowed
         self._rows: dict[Key, int] = {}
+        self._neighbours: dict[Key, list[int]] = {}
         self._labels = [_labels(param) for param in space.params]
         self._index = [{_hashable(label): i for i, label in enumerate(labels)} for labels in self._labels]
         self._codes: list[list[int]] = []
+        self._code_table = np.zeros((0, len(space.params)), dtype=np.int64)
         self.complete = self._fill(seed, limit, given)
 
     def __len__(self) -> int:
@@ -60,7 +62,9 @@ class Candidates:
 
     @property
     def codes(self) -> IntArray:
-        return np.array(self._codes, dtype=np.int64).reshape(len(self._codes), len(self.space.params))
+        if len(self._code_table) != len(self._codes):
+            self._code_table = np.array(self._codes, dtype=np.int64).reshape(len(self._codes), len(self.space.params))
+        return self._code_table
 
     def row(self, params: Mapping[str, Label]) -> int:
         """The row of a configuration, which becomes a member if it was none."""
@@ -73,16 +77,19 @@ class Candidates:
 
     def neighbours(self, params: Params) -> list[int]:
         """Rows of the launchable configurations that differ in one dimension (and in those that then come or go)."""
-        found = []
-        for param, labels in zip(self.space.params, self._labels, strict=True):
-            if param.name not in params:
-                continue
-            for label in labels:
-                if label != params[param.name] or isinstance(label, bool) != isinstance(params[param.name], bool):
-                    changed = self._with(params, param.name, label)
-                    if self.launchable(changed):
-                        found.append(self.row(changed))
-        return found
+        key = key_of(params)
+        if key not in self._neighbours:
+            found = []
+            for param, labels in zip(self.space.params, self._labels, strict=True):
+                if param.name not in params:
+                    continue
+                for label in labels:
+                    if label != params[param.name] or isinstance(label, bool) != isinstance(params[param.name], bool):
+                        changed = self._with(params, param.name, label)
+                        if self.launchable(changed):
+                            found.append(self.row(changed))
+            self._neighbours[key] = found
+        return self._neighbours[key]
 
     def simpler(self, params: Params) -> list[int]:
         """Neighbours that leave one knob more to vLLM's default, on no more devices' worth of settings."""

@@ -17,6 +17,7 @@ part of the same event, P(y_j <= min(u_j, bound_j)).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,14 +75,21 @@ def _recurrence(n: int, m: int, seed: int) -> FloatArray:
 
 def _dominated(at: FloatArray, front: FloatArray) -> npt.NDArray[np.bool_]:
     result = np.zeros(len(at), dtype=bool)
+    columns = np.ascontiguousarray(at.T)
     for point in front:
-        result |= (point <= at).all(axis=1)
+        result |= np.logical_and.reduce([value <= column for value, column in zip(point, columns, strict=True)])
     return result
 
 
 def normal_cdf(x: FloatArray) -> FloatArray:
     """Phi to within 2e-4: the tanh form of Page (1977)."""
-    result: FloatArray = 0.5 * (1.0 + np.tanh(0.7978845608 * x * (1.0 + 0.044715 * x * x)))
+    result: FloatArray = x * x
+    result *= 0.7978845608 * 0.044715  # in place: of a suggestion's time most is spent here
+    result += 0.7978845608
+    result *= x
+    np.tanh(result, out=result)
+    result += 1.0
+    result *= 0.5
     return result
 
 
@@ -99,17 +107,22 @@ def log_kept(mean: FloatArray, deviation: FloatArray, bounds: FloatArray) -> Flo
 
 def chance(places: FloatArray, mean: FloatArray, deviation: FloatArray) -> FloatArray:
     """P(a point dominates a place), (points, places). mean, deviation: (points, objectives)."""
-    result = np.ones((len(mean), len(places)))
+    result = np.ones((len(mean), len(places)), dtype=places.dtype)
     for j in range(places.shape[1]):
         result *= normal_cdf((places[None, :, j] - mean[:, j, None]) / deviation[:, j, None])
     return result
 
 
 def load_gains(places: Places, mean: FloatArray, deviation: FloatArray, coarse: bool = False) -> FloatArray:
-    """Gain of every load by itself, (configs, loads). mean, deviation: (configs, loads, objectives), NaN: not asked."""
+    """Gain of every load by itself, (configs, loads). mean, deviation: (configs, loads, objectives), NaN: not asked.
+
+    coarse: from a few of the places and in single precision, for a first look at many configurations.
+    """
     at = places.at[:_COARSE] if coarse else places.at
     weight = places.weight * len(places.at) / max(1, len(at))
     result = np.zeros(mean.shape[:2])
+    kind: type[np.floating[Any]] = np.float32 if coarse else np.float64
+    at, mean, deviation = at.astype(kind), mean.astype(kind), deviation.astype(kind)
     for load in range(mean.shape[1]):
         asked = np.isfinite(mean[:, load]).all(axis=1)
         result[asked, load] = chance(at, mean[asked, load], deviation[asked, load]).sum(axis=1) * weight

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,8 @@ class Tried:
     Values: one per objective, then one per constraint on something else (Search.metrics).
     cause: why it will never run (a lasting failure), or None. devices x (startup_s + load_s of each load) is what it
     cost; startup_s None, or a load absent: not known. Several launches of the same params are one configuration.
+    lacking: labels that were measured and have no value all the same (too few requests for a percentile, a failed
+    proof): what is lacking at a load once will be lacking there again.
     """
 
     params: Params
@@ -29,6 +31,7 @@ class Tried:
     devices: int = 1
     startup_s: float | None = None
     load_s: Mapping[str, float] = field(default_factory=dict)
+    lacking: Collection[str] = ()
 
 
 @dataclass(frozen=True)

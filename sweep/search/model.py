@@ -55,7 +55,7 @@ def basis(
     total = np.zeros((len(rows), len(columns))) if load_likeness is None else load_likeness.copy()
     product = np.ones((len(rows), len(columns))) if load_likeness is None else load_likeness.copy()
     for d, table in enumerate(tables):
-        alike = table[rows[:, d]][:, columns[:, d]]
+        alike = np.take(table[:, columns[:, d]], rows[:, d], axis=0)  # whole rows are copied fastest
         total += alike
         product *= alike
     return Basis(total / (len(tables) + (load_likeness is not None)), product)
@@ -77,24 +77,40 @@ class Fit:
     offset: float
     prior: FloatArray  # of the rows fitted on
 
-    def predict(self, found: Basis, estimate: FloatArray, *, errors: bool) -> tuple[FloatArray, FloatArray]:
-        """(mean, standard deviation) of the rows of `found`, whose columns are the rows fitted on; without noise.
+    def means(self, found: Basis, dimensions: int, near: FloatArray, estimate: FloatArray) -> FloatArray:
+        """Means of `predict` at every load, (rows, loads), without a kernel for each of them.
 
-        Deviations are NaN without errors, which are most of the work.
+        found: likeness of configurations, over so many dimensions, to the rows fitted on; near: (loads, rows fitted
+        on), likeness of the loads, which is one dimension more. estimate: (rows, loads). A and A^2 are polynomials in
+        `near`, so one product of matrices does all loads.
         """
+        single, pairs, together = self.shares
+        weights = self.weights
+        d, near_weights = dimensions, (near * weights).T
+        linear = d * (found.mean @ weights)[:, None] + near_weights.sum(axis=0)
+        squared = d * d * (found.mean**2 @ weights)[:, None] + 2 * d * (found.mean @ near_weights) + near**2 @ weights
+        whole = single * linear / (d + 1) + pairs * squared / (d + 1) ** 2 + together * (found.product @ near_weights)
+        mean = self.offset + _BIAS_VARIANCE * weights.sum() + self.deviation**2 * whole
+        if self.linear is not None:
+            mean += _standard(estimate, self.linear) * (_standard(self.prior, self.linear) @ weights)
+        return self._with_estimate(mean, estimate)
+
+    def predict(self, found: Basis, estimate: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(mean, standard deviation) of the rows of `found`, whose columns are the rows fitted on; without noise."""
         kernel = found.kernel(self.deviation, self.shares)
         variance = np.full(len(kernel), _BIAS_VARIANCE + self.deviation**2)
         if self.linear is not None:
             own, fitted = _standard(estimate, self.linear), _standard(self.prior, self.linear)
             kernel = kernel + own[:, None] * fitted[None, :]
             variance = variance + own**2
-        mean = self.offset + kernel @ self.weights
-        if self.linear is None and self.estimate_used:
-            mean = mean + np.where(np.isfinite(estimate), estimate, self.prior.mean())
-        if not errors:
-            return mean, np.full(len(mean), np.nan)
+        mean = self._with_estimate(self.offset + kernel @ self.weights, estimate)
         explained = np.einsum("ij,ij->i", kernel @ self.inverse, kernel)
         return mean, np.sqrt(np.maximum(variance - explained, 1e-8))
+
+    def _with_estimate(self, mean: FloatArray, estimate: FloatArray) -> FloatArray:
+        if self.linear is None and self.estimate_used:
+            mean = mean + np.where(np.isfinite(estimate), estimate, self.prior.mean())
+        return mean
 
 
 def fit(bases: dict[float, Basis], values: FloatArray, estimate: FloatArray | None) -> Fit:
@@ -108,12 +124,13 @@ def fit(bases: dict[float, Basis], values: FloatArray, estimate: FloatArray | No
         among = bases[length]
         small = Basis(among.mean[np.ix_(chosen, chosen)], among.product[np.ix_(chosen, chosen)])
         target, extra = _target(mode, values[chosen], None if known is None else known[chosen])
-        for deviation, shares in itertools.product(_DEVIATIONS, _SHARES):
-            kernel = small.kernel(deviation, shares) + extra
-            for noise in _NOISES:
-                evidence = _evidence(kernel, noise, target) + _belief(mode, deviation)
-                if best is None or evidence > best[0]:
-                    best = evidence, (mode, length, deviation, shares, noise)
+        choices = list(itertools.product(_DEVIATIONS, _SHARES, _NOISES))
+        kernels = np.stack([small.kernel(deviation, shares) + extra for deviation, shares, _ in choices])
+        evidences = _evidences(kernels, np.array([noise for *_, noise in choices]), target)
+        for (deviation, shares, noise), evidence in zip(choices, evidences.tolist(), strict=True):
+            evidence += _belief(mode, deviation)
+            if best is None or evidence > best[0]:
+                best = evidence, (mode, length, deviation, shares, noise)
     assert best is not None
     mode, length, deviation, shares, noise = best[1]
     target, extra = _target(mode, values, known)
@@ -144,11 +161,23 @@ def _standard(estimate: FloatArray, linear: tuple[float, float]) -> FloatArray:
     return result
 
 
-def _evidence(kernel: FloatArray, noise: float, target: FloatArray) -> float:
-    """Log marginal likelihood of what is left beside the mean."""
-    lower = np.linalg.cholesky(kernel + (noise**2 + 1e-9) * np.eye(len(target)))
-    half = np.linalg.solve(lower, target - target.mean())
-    return float(-0.5 * half @ half - np.log(np.diag(lower)).sum())
+def _evidences(kernels: FloatArray, noises: FloatArray, target: FloatArray) -> FloatArray:
+    """Log marginal likelihood of what is left beside the mean, (m,). kernels: (m, n, n); noises: (m,); target: (n,).
+
+    The target is one more row of the matrix that is factored, so that its row of the factor is what a solve would give.
+    """
+    m, n = kernels.shape[:2]
+    centred = target - target.mean()
+    whole = np.zeros((m, n + 1, n + 1))
+    whole[:, :n, :n] = kernels
+    whole[:, np.arange(n), np.arange(n)] += (noises**2 + 1e-9)[:, None]
+    whole[:, n, :n] = whole[:, :n, n] = centred
+    # Any number above half @ half keeps the matrix positive definite.
+    whole[:, n, n] = 1.0 + 2.0 * centred @ centred / (noises**2 + 1e-9)
+    lower = np.linalg.cholesky(whole)
+    half, diagonal = lower[:, n, :n], np.diagonal(lower, axis1=1, axis2=2)[:, :n]
+    result: FloatArray = -0.5 * (half * half).sum(axis=1) - np.log(diagonal).sum(axis=1)
+    return result
 
 
 def _belief(mode: str, deviation: float) -> float:

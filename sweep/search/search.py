@@ -19,7 +19,8 @@ the point that misses by least.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -47,8 +48,10 @@ _CLOSELY = 60
 # Relative error of an estimate of which nothing has been measured yet, on the logarithmic scale.
 _PRIOR_ERROR = 0.3
 _NO_PRIOR_ERROR = 1.0
-# Model and estimate are off by at least this much for a configuration nobody launched.
+# Model and estimate are off by at least this much for a configuration nobody launched; a metric that others of the same
+# kind have measured (Search.shared) is not.
 _LEAST_ERROR = 0.02
+_EXACT = 1e-6
 # The same of any configuration, where they are only ranked; and predicted points count as within reach, or as the
 # front's, if they keep the bounds with these probabilities.
 _USUAL_ERROR = 0.15
@@ -58,6 +61,8 @@ _PATIENCE = 3
 # How much better than predicted a configuration may turn out, on the model's scale.
 _REACH = 0.35
 _TIE = 0.03
+# Loads that have all values less often than this are not looked at to see whether a model is wrong.
+_TELLING = 0.3
 # Bounds beyond this, on the model's scale, are none.
 _NO_BOUND = 600.0
 
@@ -117,7 +122,8 @@ class Suggestion:
 class _View:
     """History as arrays. rows, loads, values, kept: (n,), (n,), (n, metrics), (n,) of the measured points.
 
-    values: in natural units. kept: whether every bound is.
+    values: in natural units. kept: whether every bound is. yields: (loads,), how likely a load that is measured has a
+    value of every metric.
     """
 
     rows: IntArray
@@ -128,6 +134,7 @@ class _View:
     asked: dict[int, set[int]]
     startup_s: float
     load_s: FloatArray
+    yields: FloatArray
     pending: list[int] = field(default_factory=list)
 
     @property
@@ -158,7 +165,9 @@ class Search:
 
     constraints: what a point must keep to count. metrics: what is modelled, the columns of Tried.points: the
     objectives, then what else is constrained. evidence: what became of configurations elsewhere, not of this history.
-    devices_of: of a configuration. allowed: what else must hold of one. members: every one there is, where it is known.
+    shared: metric -> the kind of a configuration, where all of one kind have the same value at every load (quality is a
+    matter of the numerics alone). devices_of: of a configuration. allowed: what else must hold of one. members: every
+    one there is, where it is known.
     """
 
     def __init__(
@@ -174,6 +183,7 @@ class Search:
         members: Sequence[Params] | None = None,
         constraints: Sequence[Constraint] = (),
         evidence: Sequence[Evidence] = (),
+        shared: Mapping[str, Callable[[Params], Hashable]] | None = None,
         options: Options | None = None,
     ) -> None:
         self.space, self.ladder, self.objectives = space, tuple(ladder), tuple(objectives)
@@ -187,9 +197,11 @@ class Search:
         self._prior, self._seed, self._devices_of = prior, seed, devices_of
         self._labels = [load.label for load in self.ladder]
         self.learn(evidence)
-        self._guessed: list[FloatArray] = []
+        self._guessed = np.zeros((0, len(self.ladder), len(self.metrics)))
         self._fits: list[bool] = []
         self._devices: list[int] = []
+        self._shared = {self.metrics.index(name): kind_of for name, kind_of in (shared or {}).items()}
+        self._kinds: dict[int, list[Hashable]] = {j: [] for j in self._shared}
         self._tables = {length: self.candidates.likeness(length) for length in {*LENGTHS, LENGTH}}
         places = np.linspace(0.0, 1.0, len(self.ladder))
         self._load_likeness = {n: np.exp(-np.abs(places[:, None] - places[None, :]) / n) for n in LENGTHS}
@@ -275,6 +287,8 @@ class Search:
         """The same, at the ends and the middle of the ladder: enough to see that a model is wrong."""
         row, why = self._novel(view, free, rng)
         open_ = [load for i, load in enumerate(self.ladder) if i not in view.asked.get(row, ())]
+        telling = [load for load in open_ if view.yields[self.ladder.index(load)] > _TELLING]
+        open_ = telling or open_
         loads = dict.fromkeys((open_[0], open_[len(open_) // 2], open_[-1]))
         return Suggestion(self.candidates.members[row], tuple(loads), "explore", f"{why}, whatever the model says")
 
@@ -340,6 +354,8 @@ class Search:
         asked: dict[int, set[int]] = {}
         startups: list[float] = []
         seconds: dict[int, list[float]] = {}
+        lacking: Counter[str] = Counter()
+        complete: Counter[str] = Counter()
         for launch in history:
             row = self.candidates.row(launch.params)
             tried[row] = launch.cause
@@ -351,14 +367,19 @@ class Search:
                     asked.setdefault(row, set()).add(load)
                     if values is not None:
                         sums.setdefault((row, load), []).append(values)
+            lacking.update(launch.lacking)
+            complete.update(label for label, values in launch.points.items() if values is not None)
             for label, value in launch.load_s.items():
                 if label in self._labels:
                     seconds.setdefault(self._labels.index(label), []).append(value)
         every = [s for values in seconds.values() for s in values]
         usual = float(np.mean(every)) if every else _LOAD_S
         load_s = np.array([float(np.mean(seconds.get(i, [usual]))) for i in range(len(self.ladder))])
+        yields = np.array([(complete[n] + 0.5) / (complete[n] + lacking[n] + 0.5) for n in self._labels])
         keys = list(sums)
-        means = np.array([np.mean(sums[k], axis=0) for k in keys]).reshape(len(keys), len(self.metrics))
+        totals = np.array([[sum(column) for column in zip(*sums[k], strict=True)] for k in keys])
+        counts = np.array([len(sums[k]) for k in keys])
+        means = totals.reshape(len(keys), len(self.metrics)) / counts[:, None]
         signs = np.array(self._signs)
         return _View(
             np.array([k[0] for k in keys], dtype=np.int64),
@@ -369,24 +390,29 @@ class Search:
             asked,
             float(np.mean(startups)) if startups else _STARTUP_S,
             load_s,
+            yields / yields.max(),  # what is lacking everywhere tells nothing of one load
             [self.candidates.row(params) for params in pending],
         )
 
     def _guess_all(self) -> None:
         """Ask the estimator about members it has not been asked about."""
-        for params in self.candidates.members[len(self._guessed) :]:
+        new = self.candidates.members[len(self._guessed) :]
+        tables = np.full((len(new), len(self.ladder), len(self.metrics)), np.nan)
+        for params, table in zip(new, tables, strict=True):
             guesses = [None if self._prior is None else self._prior(params, load) for load in self.ladder]
-            table = np.full((len(self.ladder), len(self.metrics)), np.nan)
             for i, guess in enumerate(guesses):
                 if guess is not None:
                     table[i, : len(guess.values)] = [np.nan if v is None else v for v in guess.values]
-            self._guessed.append(table)
             self._fits.append(not any(g is not None and g.fits is False for g in guesses))
             self._devices.append(self._devices_of(params))
+            for j, kind_of in self._shared.items():
+                self._kinds[j].append(kind_of(params))
+        if len(new):
+            self._guessed = np.concatenate([self._guessed, tables])
 
     @property
     def _has_prior(self) -> bool:
-        return any(np.isfinite(table).any() for table in self._guessed)
+        return bool(np.isfinite(self._guessed).any())
 
     def _free(self, view: _View) -> IntArray:
         """Rows with a load nobody asked for yet, of those that may run; the estimator's refusals only at the end."""
@@ -454,17 +480,20 @@ class Search:
         if len(self._guessed) < len(self.candidates):
             self._guess_all()
             free = self._free(view)
-        guessed = np.array(self._guessed)
-        scale = Scale.of(self._signs, np.concatenate([view.values, guessed.reshape(-1, len(self.metrics))]))
-        measured, prior, bounds = scale.forward(view.values), scale.forward(guessed), scale.forward(self._bounds)
+        known = np.concatenate([view.values, self._guessed.reshape(-1, len(self.metrics))])
+        scale = Scale.of(self._signs, known)
+        measured, prior, bounds = map(scale.forward, (view.values, self._guessed, self._bounds))
         fits, used = self._fit(view, measured, prior, bounds)
         means = self._predict(view, used, fits, free, prior, bounds, errors=False)[0]
+        usual = np.full_like(means, _USUAL_ERROR)
+        self._share(view, measured, free, means, usual)
         pending = np.array(view.pending, dtype=np.int64)
-        expected = _flat(self._predict(view, used, fits, pending, prior, bounds, errors=False)[0])
+        promised = self._predict(view, used, fits, pending, prior, bounds, errors=False)[0]
+        self._share(view, measured, pending, promised, np.empty_like(promised))
+        expected = _flat(promised)
         places = self._places(view, measured, expected, _flat(means), bounds, int(rng.integers(2**31)))
         runs, cause = self._runs(view, free)
         self._hide_asked(view, free, means)
-        usual = np.full_like(means, _USUAL_ERROR)
         coarse, _ = self._keeps(view, means, usual, bounds)
         if not view.seeking:
             coarse *= load_gains(places, self._of_objectives(means), self._of_objectives(usual), coarse=True)
@@ -476,8 +505,9 @@ class Search:
         index = np.array(list(picked), dtype=np.int64)
         rows = free[index]
         mean, deviation = self._predict(view, used, fits, rows, prior, bounds, errors=True)
-        self._hide_asked(view, rows, mean)
         deviation = np.maximum(deviation, _LEAST_ERROR)
+        self._share(view, measured, rows, mean, deviation)
+        self._hide_asked(view, rows, mean)
         keeps, likeliest = self._keeps(view, mean, deviation, bounds)
         if view.seeking:
             # One place, which a point covers by keeping the bounds: its weight makes of shares probabilities.
@@ -509,7 +539,8 @@ class Search:
     def _keeps(
         self, view: _View, mean: FloatArray, deviation: FloatArray, bounds: FloatArray
     ) -> tuple[FloatArray, float]:
-        """(P(the bounds on no objective are kept), 1) of each load, (configs, loads); 0 where it is not to be asked.
+        """(P(the bounds on no objective are kept and it has all values), 1) of each load, (configs, loads); 0 where it
+        is not to be asked.
 
         While seeking: of all bounds, as a share of the likeliest; and the probability of that one.
         """
@@ -517,7 +548,7 @@ class Search:
         kept = log_kept(mean[..., first:], deviation[..., first:], bounds[first:])
         kept = np.where(np.isfinite(mean).all(axis=-1), kept, -np.inf)
         top = float(kept.max()) if view.seeking else 0.0
-        result: FloatArray = np.exp(kept - top)
+        result: FloatArray = np.exp(kept - top) * view.yields
         return result, float(np.exp(top))
 
     def _fit(
@@ -543,7 +574,7 @@ class Search:
         self, view: _View, used: IntArray, fits: Sequence[Fit], rows: IntArray, prior: FloatArray, bounds: FloatArray,
         *, errors: bool,
     ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
-        """(mean, deviation), each (rows, loads, metrics)."""
+        """(mean, deviation), each (rows, loads, metrics). Deviations are NaN without errors, which are most of it."""
         if not fits:
             mean, unknown = prior[rows].copy(), np.isnan(prior[rows])
             rows_known = prior.reshape(-1, prior.shape[-1])
@@ -558,14 +589,26 @@ class Search:
         columns, loads = codes[view.rows[used]], view.loads[used]
         alike = {length: basis(self._tables[length], codes[rows], columns) for length in {f.length for f in fits}}
         dimensions = len(self.space.params)
-        for i in range(len(self.ladder)):
-            for j, process in enumerate(fits):
-                near = self._load_likeness[process.length][i, loads]
-                found = alike[process.length]
-                at_load = Basis((found.mean * dimensions + near) / (dimensions + 1), found.product * near)
-                predicted = process.predict(at_load, prior[rows, i, j], errors=errors)
-                mean[:, i, j], deviation[:, i, j] = predicted
+        for j, process in enumerate(fits):
+            found, near = alike[process.length], self._load_likeness[process.length][:, loads]
+            if not errors:
+                mean[:, :, j] = process.means(found, dimensions, near, prior[rows, :, j])
+                continue
+            for i in range(len(self.ladder)):
+                at_load = Basis((found.mean * dimensions + near[i]) / (dimensions + 1), found.product * near[i])
+                mean[:, i, j], deviation[:, i, j] = process.predict(at_load, prior[rows, i, j])
         return mean, deviation
+
+    def _share(
+        self, view: _View, measured: FloatArray, rows: IntArray, mean: FloatArray, deviation: FloatArray
+    ) -> None:
+        """What others of the same kind measured is not predicted: put it into mean and deviation of the rows."""
+        for j, kinds in self._kinds.items():
+            known = {kinds[row]: value for row, value in zip(view.rows, measured[:, j].tolist(), strict=True)}
+            for place, row in enumerate(rows.tolist()):
+                if kinds[row] in known:
+                    mean[place, :, j] = known[kinds[row]]
+                    deviation[place, :, j] = _EXACT
 
     def _hide_asked(self, view: _View, rows: IntArray, mean: FloatArray) -> None:
         for place, row in enumerate(rows.tolist()):
@@ -601,7 +644,11 @@ class Search:
         chosen = rates[best][1]
         covered = chances[best, chosen].max(axis=0)
         runs, width = float(scores.runs[indices[best]]), int(devices[best])
-        others = max((rate_of(place, covered)[0] for place in close if place != best), default=0.0)
+        others = 0.0
+        for place in sorted((p for p in close if p != best), key=lambda place: -rates[place][0]):
+            if rates[place][0] <= others:
+                break  # what is covered already only takes from a rate
+            others = max(others, rate_of(place, covered)[0])
         chosen, covered = more_loads(chances[best], chosen, others / max(runs, 1e-9), width * view.load_s)
         cost = width * (view.startup_s + float(view.load_s[chosen].sum()))
         return int(indices[best]), float(covered.sum()) * scores.places.weight * runs, cost, chosen

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from sweep.results.points import OperatingPoint, operating_points
+from sweep.results.points import Join, OperatingPoint
 from sweep.results.quality import judge
 from sweep.results.records import LaunchRecord, PointRecord, QualityRecord, Record
 from sweep.study.tell import Outcome
@@ -31,6 +31,7 @@ class Ledger:
         self._quality_enabled = quality_enabled
         self._margins = margins or {}
         self.records: list[Record] = []
+        self._join = Join()
         self._points: dict[tuple[str, str], list[PointRecord]] = defaultdict(list)
         self._validated: set[tuple[str, str]] = set()
         self._quality: dict[str, QualityRecord] = {}
@@ -40,6 +41,7 @@ class Ledger:
 
     def add(self, record: Record) -> None:
         self.records.append(record)
+        self._join.add(record)
         match record:
             case PointRecord() if record.purpose == "validation":
                 self._validated.add((record.config_hash, record.load_label))
@@ -96,7 +98,8 @@ class Ledger:
         return [max(reversed(r), key=lambda x: not (x.state == "failed" and x.transient)) for r in mine]
 
     def operating_points(self) -> list[OperatingPoint]:
-        return operating_points(self.records)
+        """The points so far, without intervals."""
+        return self._join.points()
 
     def outcome(self, config_hash: str, load_label: str) -> Outcome | None:
         """What may be told of an operating point; None while it is unmeasured or waits for a retry or its quality."""
@@ -105,8 +108,7 @@ class Ledger:
         records = self._points[config_hash, load_label]
         fingerprint = records[-1].fingerprint
         quality = self._quality.get(fingerprint)
-        related: list[Record] = [*records, *([quality] if quality else [])]
-        (point,) = operating_points(related)
+        point = self._join.point(config_hash, load_label, records[-1].provenance)
         attributes = {
             "point_id": point.point_id,
             "state": point.state,

@@ -39,6 +39,7 @@ class OwnSearch:
         self._search = Search(
             space, ladder, objectives, estimator_prior(config, space, [*objectives, *self._further]),
             config.sampler.seed, constraints=constraints, allowed=self._fits_the_node,
+            shared={name: self._numerics for name in (*objectives, *self._further) if _of_quality(name)},
             devices_of=lambda params: devices_needed(config, build_engine(config, space.settings(params))),
         )  # fmt: skip
 
@@ -63,9 +64,16 @@ class OwnSearch:
     def _launches_of(self, config_hash: str) -> int:
         return sum(launch.config_hash == config_hash for launch in self._ledger.launches)
 
+    def _numerics(self, params: Params) -> str:
+        return build_engine(self._config, self._space.settings(params)).fingerprint
+
     def _fits_the_node(self, params: Params) -> bool:
         engine = build_engine(self._config, self._space.settings(params))
         return devices_needed(self._config, engine) <= self._config.hardware.devices
+
+
+def _of_quality(metric: str) -> bool:
+    return metric.removeprefix(_LOSS).startswith("quality_")
 
 
 def constraints_of(config: SweepConfig) -> list[Constraint]:
@@ -104,14 +112,20 @@ def _tried(ledger: Ledger, launch: LaunchRecord, points: Sequence[PointRecord], 
     outcomes = {p.load_label: ledger.outcome(p.config_hash, p.load_label) for p in points}
     infeasible = bool(points) and all(o is not None and o.infeasible for o in outcomes.values())
     failed = launch.state == "failed" and not launch.transient and not any(p.state == "measured" for p in points)
+    values = {label: None if o is None else _values(o, further) for label, o in outcomes.items()}
     return Tried(
         dict(launch.params or {}),
-        {label: None if o is None else _values(o, further) for label, o in outcomes.items()},
+        values,
         (launch.cause or "infeasible") if failed or infeasible else None,
         launch.devices,
         launch.startup_s,
         {p.load_label: _seconds(p) for p in points if p.state == "measured"},
+        [label for label, o in outcomes.items() if o is not None and values[label] is None and _was_measured(o)],
     )
+
+
+def _was_measured(outcome: Outcome) -> bool:
+    return outcome.attributes["state"] in ("measured", "quarantined") and not outcome.infeasible
 
 
 def _values(outcome: Outcome, further: Sequence[str]) -> tuple[float, ...] | None:

@@ -15,7 +15,8 @@ Repeats may take at most `share` of the launches' seconds, and no point is measu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -67,8 +68,9 @@ def next_repeat(
         return None
     points = {(p.config_hash, p.load_label): p for p in ledger.operating_points()}
     control = _control(ledger, limits, points.get((baseline_hash, ladder[0].label)))
-    candidates = [control] if control is not None else []
-    candidates += _open(list(points.values()), objectives, bounds, limits, ledger)
+    candidates = itertools.chain(
+        [control] if control is not None else [], _open(list(points.values()), objectives, bounds, limits, ledger)
+    )
     fresh = (r for r in candidates if not exclude & {(p.config_hash, p.load_label, r.repeat) for p in r.points})
     return next(fresh, None)
 
@@ -102,10 +104,10 @@ def _open(
     bounds: Sequence[Bound],
     limits: RepeatsConfig,
     ledger: Ledger,
-) -> Iterable[Repeat]:
+) -> Iterator[Repeat]:
     """Configs with points whose membership is open, the most open first."""
     if not any(Spreads(points).pooled_cv(name) for name in objectives):
-        return []  # nothing was repeated yet: the requests of single runs alone would call nearly everything settled
+        return  # nothing was repeated yet: the requests of single runs alone would call nearly everything settled
     names = list(dict.fromkeys([*objectives, *(b.metric for b in bounds)]))
     candidates = eligible(points, names)
     drawn = _competing(minimized_draws(candidates, names), names, bounds)[:, :, : len(objectives)]
@@ -120,13 +122,14 @@ def _open(
         if openness[p.point_id] > 1 - limits.settled:
             configs.setdefault(p.config_hash, []).append(p)
     ranked = sorted(configs.values(), key=lambda group: -max(openness[p.point_id] for p in group))
-    found = []
     for group in ranked:
         most_open = max(group, key=lambda p: openness[p.point_id])
         rival = _rival(candidates, candidates.index(most_open), drawn)
-        found += [group] if rival is None or most_open.n_repeats <= rival.n_repeats else [[rival], group]
-    repeatable = [[p for p in group if p.n_repeats < limits.max_per_point] for group in found]
-    return [Repeat(tuple(g), _draw(ledger, g), _why(g, membership)) for g in repeatable if g]
+        wanted = [group] if rival is None or most_open.n_repeats <= rival.n_repeats else [[rival], group]
+        for points_of in wanted:
+            repeatable = [p for p in points_of if p.n_repeats < limits.max_per_point]
+            if repeatable:
+                yield Repeat(tuple(repeatable), _draw(ledger, repeatable), _why(repeatable, membership))
 
 
 def _competing(drawn: FloatArray, names: Sequence[str], bounds: Sequence[Bound]) -> FloatArray:
@@ -139,8 +142,10 @@ def _competing(drawn: FloatArray, names: Sequence[str], bounds: Sequence[Bound])
 
 def _rival(points: Sequence[OperatingPoint], index: int, drawn: FloatArray) -> OperatingPoint | None:
     """The point that dominates this one in most draws; None if none ever does. drawn: (draws, points, objectives)."""
-    own = drawn[:, [index], :]
-    dominates = ((drawn <= own).all(axis=2) & (drawn < own).any(axis=2)).mean(axis=0)
+    columns = drawn.transpose(2, 0, 1)
+    no_worse = np.logical_and.reduce([column <= column[:, [index]] for column in columns])
+    better = np.logical_or.reduce([column < column[:, [index]] for column in columns])
+    dominates = (no_worse & better).mean(axis=0)
     best = int(dominates.argmax())
     return points[best] if dominates[best] > 0 else None
 

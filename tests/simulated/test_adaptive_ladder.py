@@ -135,6 +135,7 @@ def test_a_hopeless_configuration_is_cut_and_the_record_says_why(home: Path) -> 
     found, printed = run(
         home, "hopeless", "search_space=ladder", "sampler=grid", "ladder.cut_confidence=0.6", "ladder.extra_levels=0",
         "repeats=front", "repeats.share=0.5", "repeats.max_per_point=2",
+        "engine.simulation.time_scale=0.1",  # a busy machine must not hide what is hopeless
     )  # fmt: skip
     one_at_a_time = [p for p in found if p.engine["args"].get("max_num_seqs") == 1 and not p.repeat]
     assert [(p.load_label, p.state) for p in one_at_a_time] == [("c32", "measured"), ("c8", "measured"), ("c2", "cut")]

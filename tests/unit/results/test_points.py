@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sweep.results.metrics import METRICS
-from sweep.results.points import failures, operating_points, points_frame, settings
+from sweep.results.points import Join, failures, operating_points, points_frame, settings
 from sweep.results.records import LaunchRecord, PointRecord, QualityRecord
 
 
@@ -183,3 +186,23 @@ def test_an_empty_study_gives_an_empty_frame_with_all_columns():
     assert len(frame) == 0
     assert {"point_id", "state", "on_front", "model", *METRICS} <= set(frame)
     assert frame["ttft_p99_ms"].dtype == "float64"
+
+
+@given(st.permutations(range(7)))
+def test_joining_as_records_come_is_joining_all_of_them(order):
+    records = [
+        point(metrics={"ttft_p99_ms": 10.0}),
+        point(metrics={"ttft_p99_ms": 30.0}, launch_id="l2"),
+        point(load_label="c8", metrics={"ttft_p99_ms": 5.0}),
+        point("failed", load_label="c8", launch_id="l2"),
+        launch(startup_s=40.0),
+        quality(0.02),
+        quality(0.03),
+    ]
+    join, seen = Join(), []
+    for i in order:
+        seen.append(records[i])
+        join.add(records[i])
+        found = [replace(p, intervals={}) for p in operating_points(seen)]
+        assert join.points() == found
+        assert all(join.point(p.config_hash, p.load_label, p.provenance) == p for p in found)

@@ -57,5 +57,6 @@ def test_a_study_tells_its_search_what_is_bounded(tmp_path: Path) -> None:
     assert all(v is not None and v[len(OBJECTIVES) :] == (50.0,) for v in found[4].points.values())
     missing = found[2]
     assert set(missing.points.values()) == {None} and missing.cause is None
+    assert set(missing.lacking) == set(missing.points) and not found[4].lacking
     own = OwnSearch(config, session.space, session.loop.ladder, session.loop.ledger)
     assert own._search.metrics == (*OBJECTIVES, "itl_p99_ms")
