@@ -7,4 +7,4 @@ scripts/setup_cpu.sh
 .venv/bin/python scripts/prepare_smollm2.py
 exec .venv/bin/sweep run study=demo model=smollm2_135m hardware=cpu engine=vllm_cpu workload=cpu_demo \
   search_space=cpu_small budget=demo proof=shared_cores \
-  validation.finalists=1 sampler.startup_trials=6 "$@"
+  validation.finalists=1 "$@"

@@ -251,7 +251,7 @@ class StorageConfig:
 class SamplerConfig:
     """kind: sweep (our own), tpe, random, nsga2, gp, qmc or grid. startup_trials: random, before a model is trusted."""
 
-    kind: str = "tpe"
+    kind: str = "sweep"
     seed: int = 0
     startup_trials: int = 16
 
