@@ -6,8 +6,8 @@ Every night is the study a user would run (`engine=estimate`): the default objec
 loads without a p99. Printed: the share of the box between the best and the worst measured value of each objective (on
 the logarithmic scale, of all nights together) that the front of each night dominates, and the hours it spent. The
 values are what the nights measured, noise included, so that a night of more points has more luck in it. The server of
-such a night is the estimator with noise, and our search begins on the estimator's front: how it fares where the estimator
-is wrong is asked by search.py.
+such a night is the estimator with noise, and our search begins on the estimator's front: how it fares where the
+estimator is wrong is asked by search.py.
 """
 
 from __future__ import annotations
