@@ -97,7 +97,7 @@ class Plan:
             *(f"warning       {warning}" for warning in self.warnings),
             f"one launch    about {duration_text(self.launch_s)} with its {len(self.loads)} loads"
             f" ({'estimated' if self.estimated_times else 'planning figure'}),"
-            f" {self.launches_side_by_side:.1f} side by side on average",
+            f" {self.launches_side_by_side:.1f} side by side on average{self._not_counted()}",
             self._budget_line(),
             *([] if self.estimated_times else [self._buys_line()]),
         ]
@@ -113,7 +113,15 @@ class Plan:
             return "budget        none: runs until the space is exhausted or you stop it"
         money = f", about {self.usd:.2f} USD" if self.usd is not None else ""
         counts = f"{self.launches:,} launches, {self.points:,} operating points"
-        return f"budget        about {counts}, {self.hours:.1f} h{money}"
+        line = f"budget        about {counts}, {self.hours:.1f} h{money}"
+        if self.config["sampler"]["kind"] != "sweep":
+            return line
+        early = "the search leaves out loads that add nothing, and ends when no launch is worth its price"
+        return f"{line} at most:\n              {early}"
+
+    def _not_counted(self) -> str:
+        tasks = self.config["quality"]["tasks"]
+        return f";\n              not counted: {', '.join(tasks)} (lm-eval), once for every format" if tasks else ""
 
 
 def make_plan(config: SweepConfig, space: SearchSpace, cache_dir: Path) -> Plan:

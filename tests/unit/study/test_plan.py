@@ -93,6 +93,17 @@ def test_estimated_launches_replace_the_planning_figure(tmp_path: Path, monkeypa
     assert with_estimated_times(plan, config, {}) == plan and "h buy" in plan.text()
 
 
+def test_a_plan_says_what_its_hours_leave_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our search may end early, and the time of lm-eval is not known before it ran."""
+    texts = {}
+    for kind, tasks in (("random", []), ("sweep", ["everyday", "gsm8k"])):
+        config = make_config(tmp_path, sampler=kind, hours=1.0)
+        config.quality.tasks = tasks
+        texts[kind] = planned(config, monkeypatch).text()
+    assert "at most:" in texts["sweep"] and "not counted: everyday, gsm8k (lm-eval)" in texts["sweep"]
+    assert "at most" not in texts["random"] and "not counted" not in texts["random"]
+
+
 def test_an_endless_space_without_a_budget_has_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params = {"gpu_memory_utilization": ParamConfig(low=0.5, high=0.9)}
     plan = planned(make_config(tmp_path, params=params), monkeypatch)
