@@ -13,7 +13,6 @@ estimator is wrong is asked by search.py.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import numpy as np
 
 import sweep
 from sweep.results.front import eligible
+from sweep.results.status import read_status
 
 SAMPLERS = ("sweep", "tpe", "random")
 
@@ -50,7 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.jobs) as pool:
         folders = list(pool.map(lambda job: night(Path(folder), *job, words), jobs))
         studies = [sweep.open(path) for path in folders]
-        hours = [json.loads((path / "status.json").read_text())["hours_spent"] for path in folders]
+        hours = [read_status(path)["hours_spent"] for path in folders]
     names = studies[0].objectives
     values = [np.log([[p.metrics[n] for n in names] for p in eligible(s.operating_points, names)]) for s in studies]
     worst, best = np.concatenate(values).max(axis=0) + np.log(1.1), np.concatenate(values).min(axis=0)

@@ -38,6 +38,7 @@ _LOAD_S = 30.0
 _DRAWS = 300
 # Configurations that the preview estimates at most.
 _ESTIMATED = 2_000
+_OWN_SEARCH = "              at most: our search may make more launches of fewer loads, and ends when none is worth it"
 _NOT_CHECKED = {
     "vllm": "not checked: engine.python has no vLLM",
     "simulated": "not checked: no vLLM is launched",
@@ -80,6 +81,7 @@ class Plan:
         valid = f"{self.space.valid:,}" if self.space.total is not None else f"{self.space.valid} of {of} random ones"
         unchecked = _NOT_CHECKED[self.config["engine"]["kind"]]
         checked = f"checked against vLLM {self.arguments_checked}" if self.arguments_checked else unchecked
+        tasks = self.config["quality"]["tasks"]
         lines = [
             f"study         {self.config['study']}",
             f"model         {self.config['model']['name']} ({self.config['model']['path']})",
@@ -97,8 +99,10 @@ class Plan:
             *(f"warning       {warning}" for warning in self.warnings),
             f"one launch    about {duration_text(self.launch_s)} with its {len(self.loads)} loads"
             f" ({'estimated' if self.estimated_times else 'planning figure'}),"
-            f" {self.launches_side_by_side:.1f} side by side on average{self._not_counted()}",
+            f" {self.launches_side_by_side:.1f} side by side on average",
+            *([f"              not counted: {', '.join(tasks)} (lm-eval), once for every format"] if tasks else []),
             self._budget_line(),
+            *([_OWN_SEARCH] if self.config["sampler"]["kind"] == "sweep" else []),
             *([] if self.estimated_times else [self._buys_line()]),
         ]
         return "\n".join(lines)
@@ -113,15 +117,7 @@ class Plan:
             return "budget        none: runs until the space is exhausted or you stop it"
         money = f", about {self.usd:.2f} USD" if self.usd is not None else ""
         counts = f"{self.launches:,} launches, {self.points:,} operating points"
-        line = f"budget        about {counts}, {self.hours:.1f} h{money}"
-        if self.config["sampler"]["kind"] != "sweep":
-            return line
-        early = "the search leaves out loads that add nothing, and ends when no launch is worth its price"
-        return f"{line} at most:\n              {early}"
-
-    def _not_counted(self) -> str:
-        tasks = self.config["quality"]["tasks"]
-        return f";\n              not counted: {', '.join(tasks)} (lm-eval), once for every format" if tasks else ""
+        return f"budget        about {counts}, {self.hours:.1f} h{money}"
 
 
 def make_plan(config: SweepConfig, space: SearchSpace, cache_dir: Path) -> Plan:
